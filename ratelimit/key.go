@@ -64,3 +64,42 @@ func SealKey(b []byte, start int) []byte {
 	sum := sha256.Sum256(b[start:])
 	return append(append(b[:start], 0xff), sum[:]...) // no Unit is 0xff
 }
+
+// DescriptorKey is the part of a key that names the domain and the descriptor, without the cut of the windows. A digest
+// stays whole. It is a view of key.
+func DescriptorKey(key []byte) []byte {
+	if len(key) < 4 || key[0] == 0xff {
+		return key
+	}
+	_, n := binary.Uvarint(key[2:]) // the multiplier, or the day on which billing months begin
+	if n <= 0 || 2+n >= len(key) {
+		return key
+	}
+	rest := key[2+n:]
+	if zone := 1 + int(rest[0]); Unit(key[0]) == BillingMonth && zone < len(rest) {
+		rest = rest[zone:]
+	}
+	return rest
+}
+
+// DomainKey is how a DescriptorKey of a domain begins.
+func DomainKey(domain string) []byte { return appendField(nil, domain) }
+
+// ReadDescriptor is the domain of a DescriptorKey, and then the keys and values of its entries. ok is false for a
+// digest.
+func ReadDescriptor(key []byte) (texts []string, ok bool) {
+	if len(key) > 0 && key[0] == 0xff {
+		return nil, false
+	}
+	for len(key) > 0 {
+		if len(key) > 2 && key[0] == 0xff && key[1] == 0xff { // a pattern whose values share a budget
+			key = key[2:]
+		}
+		end := 1 + int(key[0])
+		if key[0] >= 0xfd || end > len(key) {
+			return nil, false
+		}
+		texts, key = append(texts, string(key[1:end])), key[end:]
+	}
+	return texts, len(texts) > 2 && len(texts)%2 == 1
+}

@@ -247,20 +247,27 @@ func (l *Limit) Refill(n Tokens) time.Duration {
 // longestRefill is over a century: more has no time.Duration.
 const longestRefill = 1 << 62
 
-// String is how people write it: "100 per minute".
-func (l Limit) String() string {
-	per := l.Unit.String()
+// Per is what Requests are counted in: "per minute", or "at once".
+func (l Limit) Per() string {
+	per := "per " + l.Unit.String()
 	if l.Algorithm == Concurrency {
-		return fmt.Sprintf("%d at once, each for %s at most", l.Requests, durationText(l.Period()))
+		return "at once"
 	}
 	if l.Multiplier > 1 {
-		per = fmt.Sprintf("%d %ss", l.Multiplier, per)
+		per = fmt.Sprintf("per %d %ss", l.Multiplier, l.Unit)
 	}
 	if l.Calendar != 0 {
 		per += " " + l.Calendar.String()
 	}
-	s := fmt.Sprintf("%d per %s", l.Requests, per)
+	return per
+}
+
+// String is how people write it: "100 per minute".
+func (l Limit) String() string {
+	s := fmt.Sprintf("%d %s", l.Requests, l.Per())
 	switch l.Algorithm {
+	case Concurrency:
+		s += fmt.Sprintf(", each for %s at most", durationText(l.Period()))
 	case SlidingWindow:
 		s += ", sliding"
 	case TokenBucket:

@@ -7,8 +7,6 @@ func (r *Rule) WhyNoOverrides() string {
 	switch l := &r.Limit; {
 	case r.Unlimited:
 		return "the rule is unlimited"
-	case l.Algorithm == Concurrency:
-		return "the rule limits requests in flight"
 	case l.Ceiling > 0:
 		return ""
 	case l.Requests == 0:

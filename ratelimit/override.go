@@ -33,16 +33,23 @@ func (o *Override) In(at LedgerTime) bool {
 const MostBurst Tokens = 1<<32 - 1
 
 // Overridable tells whether overrides of the limit are read.
-func (l *Limit) Overridable() bool { return l.Ceiling > 0 && l.Algorithm != Concurrency }
+func (l *Limit) Overridable() bool { return l.Ceiling > 0 }
+
+// Bans tells whether an override admits nothing. It counts whatever the rule says: a rule that is changed must not lift
+// it.
+func (o *Override) Bans() bool { return o.Requests == 0 && !o.Unlimited && !o.Removed }
 
 // Under is the limit with an override in force; nil: there is none.
 func (l Limit) Under(o *Override) Limit {
-	if o == nil || o.Removed || !l.Overridable() {
+	if o == nil || o.Removed || !l.Overridable() && !o.Bans() {
 		return l
 	}
 	n := l.Ceiling
 	if !o.Unlimited {
 		n = min(o.Requests, n)
+	}
+	if l.Algorithm == Concurrency {
+		n = min(n, MaxConcurrency)
 	}
 	if l.Algorithm == TokenBucket { // as bucket.lua has it
 		burst := n

@@ -40,6 +40,15 @@ func (s *sluice) read(args ...string) (code int, out, errs string) {
 	return runLine(append(append([]string{"limit"}, args...), "--debug", s.debug, "--token=hunter2")...)
 }
 
+// overridden waits until a node has an override of a key, or has none.
+func (s *sluice) overridden(domain, entry string, want bool) {
+	s.Helper()
+	s.eventually(fmt.Sprint(entry, " has an override: ", want), func() bool {
+		code, _, _ := s.read("get", domain, entry)
+		return code == 0 == want
+	})
+}
+
 // A limit that is set at one node counts at each node, also where it refused the key or had tokens in hand. It never
 // returns earlier usage.
 func TestLimitAtRunTime(t *testing.T) {
@@ -76,6 +85,7 @@ func TestLimitAtRunTime(t *testing.T) {
 				if drain() != want {
 					t.Errorf("%s: %d of %d were admitted", key, admitted, want)
 				}
+				last.overridden("d", key+"=x", true)
 				if got := last.explained("d", key+"=x"); !strings.Contains(got, "12 per year") || !strings.Contains(got, "by an override of ") ||
 					!strings.Contains(got, "(the rule has 5 per year") {
 					t.Errorf("%s is explained as\n%s", key, got)
@@ -86,6 +96,7 @@ func TestLimitAtRunTime(t *testing.T) {
 					return strings.Contains(state, `"overridden":true`)
 				})
 				last.may("rm", "d", key+"=x")
+				first.overridden("d", key+"=x", false)
 				if drain() != want {
 					t.Errorf("%s: without the override %d were admitted, must be %d", key, admitted, want)
 				}
@@ -229,6 +240,13 @@ func TestOverridesReachEachNode(t *testing.T) {
 	})
 }
 
+// In mode routing the owner of a key decides by the rule that it gets, also for keys that other nodes lease.
+func TestOverridesReachOwners(t *testing.T) {
+	t.Parallel()
+	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {mode: routing, on_store_failure: closed, on_deny: refund}\n", 1)
+	overridesReach(t, newFleet(t, 3, setup{rules: rules, ring: 3, store: aRedis(t)}).nodes)
+}
+
 const reached = 60 // keys
 
 func overridesReach(t *testing.T, nodes []*sluice) {
@@ -318,9 +336,9 @@ func overrideReaches(t *testing.T, nodes []*sluice, i int) time.Duration {
 // put sets an override over HTTP.
 func (s *sluice) put(t *testing.T, descriptor, body string) {
 	t.Helper()
-	answer, _ := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
+	answer, said := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
-		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
+		t.Errorf("PUT %s is answered %s %s", descriptor, answer.Status, said)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -38,6 +39,9 @@ type decider struct {
 	safety  func() metrics.StoreSafety
 	refused atomic.Uint64
 	pools   map[string]*metrics.Pool // connections, by the pool's name
+
+	shared    store.Store // of all limits; nil: there is none
+	overrides *overrides.Book
 }
 
 // decider makes what decides, from below: the ledger (STORE_URL, REDIS_URL; this process's memory where neither is
@@ -52,6 +56,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		}
 	}
 	d.limiter = newByMode(d.limiter, d.ring, d.slots)
+	d.override(d.shared, rules, clock, log)
 	return d, nil
 }
 
@@ -64,7 +69,11 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		return nil, err
 	case len(stores) == 0:
 		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
-		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
+		d.ping, d.ready = func(context.Context) error { return nil }, func() bool { return true }
+		d.run = func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		}
 		return d, nil
 	}
 	events, err := record.To(c.AuditFile, log)
@@ -78,7 +87,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		s.Peers = func() int { return d.who.peers(time.Now()) }
 		holders = append(holders, s.holder)
 	}
-	d.who = newRegistry(stores[0].store, holders...)
+	d.who, d.shared = newRegistry(stores[0].store, holders...), stores[0].store
 	d.seat = func() (seat int, wanted bool) {
 		seat, wanted = stores[0].keeper.Seat()
 		for _, s := range stores[1:] { // rules need the seat of their store

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -79,50 +78,6 @@ func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 	}
 }
 
-// overrider is who keeps the override of an ask's key.
-func (s *split) overrider(a *ratelimit.Ask) (ratelimit.Overrider, error) {
-	if o, ok := s.all[s.of(a)].(ratelimit.Overrider); ok {
-		return o, nil
-	}
-	return nil, ratelimit.ErrOverrides
-}
-
-// Override implements [ratelimit.Overrider].
-func (s *split) Override(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) (x ratelimit.Override, ok bool, err error) {
-	o, err := s.overrider(a)
-	if err != nil {
-		return x, false, err
-	}
-	return o.Override(ctx, now, a)
-}
-
-// SetOverride implements [ratelimit.Overrider].
-func (s *split) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, o *ratelimit.Override, match ratelimit.Match) (ratelimit.Override, error) {
-	by, err := s.overrider(a)
-	if err != nil {
-		return ratelimit.Override{}, err
-	}
-	return by.SetOverride(ctx, now, a, o, match)
-}
-
-// Overrides implements [ratelimit.Overrider]: those of all that keep any.
-func (s *split) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
-	for i, l := range s.all {
-		o, ok := l.(ratelimit.Overrider)
-		if !ok || slices.Contains(s.all[:i], l) {
-			continue
-		}
-		found, err := o.Overrides(ctx, now, prefix, after, n)
-		if err != nil && !errors.Is(err, ratelimit.ErrOverrides) {
-			return nil, err
-		}
-		all = append(all, found...)
-	}
-	slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return cmp.Compare(a.Key, b.Key) })
-	all = slices.CompactFunc(all, func(a, b ratelimit.NamedOverride) bool { return a.Key == b.Key })
-	return all[:min(n, len(all))], nil
-}
-
 // byUnit has limits for a second decided by brief, and all others by usual: REDIS_PERSECOND.
 type byUnit struct {
 	split
@@ -190,7 +145,6 @@ func (b *byUnit) SyncClock(now ratelimit.Instant, wall time.Time) {
 type limiter interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
-	ratelimit.Overrider
 	Stats() ratelimit.LimiterStats
 	SyncClock(ratelimit.Instant, time.Time)
 }

@@ -227,7 +227,11 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	c.holds(r, s, l.Place)
 	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
-		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", r.WhyNoOverrides())
+		why := "the rule limits requests in flight"
+		if l.Unlimited {
+			why = "the rule is unlimited"
+		}
+		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", why)
 	}
 	c.overridden(r, d, s)
 	for _, doubt := range r.Doubts() {

@@ -19,7 +19,9 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // Source has the data of the pages, and the token for changes.
@@ -29,8 +31,8 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token is required for corrections; "" allows none.
 	Token string
-	// Overrides, if set, stores limits of keys that are set at run time.
-	Overrides ratelimit.Overrider
+	// Overrides are the limits of keys that are set at run time.
+	Overrides *overrides.Book
 	// Quotas has the streams of Envoys at this node. KeyName names a key, as the store does.
 	Quotas  *rlqs.Node
 	KeyName func(key []byte) string
@@ -90,7 +92,7 @@ var assets embed.FS
 type console struct {
 	Source
 	throttle *throttle
-	// Running requests for overrides, and the running import.
+	// Running requests for overrides.
 	changing chan struct{}
 
 	began time.Time
@@ -188,9 +190,10 @@ func failed(w http.ResponseWriter, err error) {
 	r, ok := errors.AsType[*refusal](err)
 	switch {
 	case ok:
-	case errors.Is(err, ratelimit.ErrOverrideChanged):
-		r = refusing(http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
-	case errors.Is(err, ratelimit.ErrOverrides):
+	case errors.Is(err, table.ErrChanged):
+		r = refusing(http.StatusPreconditionFailed, "the key does not have the override that the change expects: "+
+			"get it again, and use its version")
+	case errors.Is(err, table.ErrFull):
 		r = refusing(http.StatusUnprocessableEntity, "%v", err)
 	default:
 		r = refusing(http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)

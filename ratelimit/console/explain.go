@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -25,7 +24,6 @@ type Explanation struct {
 	// OverrideSet and OverrideExpires are its times. Its author and reason need the token.
 	OverrideSet     time.Time `json:"override_set,omitzero"`
 	OverrideExpires time.Time `json:"override_expires,omitzero"`
-	OverrideError   string    `json:"override_error,omitempty"` // the override cannot be read
 	// Begins is the start of the next billing month, for a limit that has billing months.
 	Begins    time.Time `json:"begins,omitzero"`
 	Mode      string    `json:"mode,omitempty"`
@@ -125,7 +123,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		return e
 	}
 	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
-	rule = c.inForce(ctx, &a, &e)
+	rule = c.inForce(&a, &e)
 	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
 	if calendar := rule.Limit.Calendar; calendar != 0 {
 		e.Begins = calendar.Begins(time.Now(), 1)[0]
@@ -181,23 +179,17 @@ func (c *console) over(rule *ratelimit.Rule) string {
 }
 
 // inForce is the rule with the limit in force for a key.
-func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
-	rule := a.Rule
+func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	e.LimitFrom = "rule"
-	if c.Overrides == nil || rule.WhyNoOverrides() != "" {
-		return rule
+	o, _ := c.Overrides.Get(a.Key)
+	limit, ok := o.Limit(a.Rule)
+	if o.Set == 0 || !ok {
+		return a.Rule
 	}
-	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
-	if err != nil && !errors.Is(err, ratelimit.ErrOverrides) {
-		e.OverrideError = ratelimit.OneLine(err.Error())
-	}
-	if !ok { // nor with an error
-		return rule
-	}
-	e.LimitFrom, e.RuleLimit, e.OverrideSet, e.OverrideExpires = "override", rule.Limit.String(), timeOf(o.Set),
+	e.LimitFrom, e.RuleLimit, e.OverrideSet, e.OverrideExpires = "override", a.Rule.Limit.String(), timeOf(o.Set),
 		timeOf(o.Expires)
-	of := *rule
-	of.Limit = rule.Limit.Under(&o)
+	of := *a.Rule
+	of.Limit = limit
 	return &of
 }
 

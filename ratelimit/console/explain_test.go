@@ -40,7 +40,8 @@ descriptors:
 	}
 	explained("held", "OK, after a claim: 100 left")
 	rule, key := d.Match([]config.Entry{{Key: "held", Value: "x"}}, nil)
-	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
+	limiter := n.console.Inspector.(resetting)
+	limiter.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
 		make([]ratelimit.Verdict, 1))
 	n.must(200, "", "PUT", "/v1/overrides/d?invited=x", `{"limit": 6}`)
 	e := explained("invited", "OK, after a claim: 6 left")
@@ -52,7 +53,7 @@ descriptors:
 	explained("dark", "OK: the rule is in shadow_mode")
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
 	rule, key = d.Match([]config.Entry{{Key: "small", Value: "x"}}, nil)
-	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
+	limiter.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
 	explained("small", "OVER_LIMIT: the account has no tokens left")
 	n.console.Metrics.Ring = func() (s ratelimit.RoutingStats) { return s }
 	if b := explained("owned", "OK").Bounds; b.Over.EachOwner != 7 || b.OnOutage.Of != ratelimit.OwnerOutage {
@@ -65,12 +66,12 @@ descriptors:
 		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
 	}
 	n.console.Metrics.Limiter = func() (s ratelimit.LimiterStats) { return s }
-	n.console.Inspector = looking{n, ratelimit.Look{LedgerError: "no route to Redis"}}
+	n.console.Inspector = looking{n.console.Inspector, ratelimit.Look{LedgerError: "no route to Redis"}}
 	explained("open", "OK: admitted by on_store_failure: open")
 	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
 	for refuses, want := range map[time.Duration]string{0: "OK from a drift share", 1: "OK: the node is in SHADOW"} {
 		is := ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: refuses}, Ledger: &ratelimit.AccountLook{}}
-		n.console.Inspector = looking{n, is}
+		n.console.Inspector = looking{n.console.Inspector, is}
 		explained("drift", want)
 	}
 }

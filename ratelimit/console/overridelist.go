@@ -1,9 +1,7 @@
 package console
 
 import (
-	"bytes"
-	"context"
-	"errors"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
 )
 
 // entriesOf are the entries of a query, in their order: KEY=VALUE, or entry=KEY=VALUE for any key. The parameters of
@@ -76,98 +75,33 @@ func DescriptorText(entries []config.Entry) string {
 	return b.String()
 }
 
-// entriesOfName are the domain and the entries in a key's name: PERIOD|DOMAIN|KEY=VALUE|KEY=VALUE, with ~ before a
-// pattern whose values share a budget. ok is false for the digest of a long key.
-func entriesOfName(name string) (domain string, entries []config.Entry, ok bool) {
-	parts := strings.Split(name, "|")
-	if len(parts) < 3 {
+// descriptorOf are the domain and the entries of a table's key. ok is false for the digest of a long key.
+func descriptorOf(key []byte) (domain string, entries []config.Entry, ok bool) {
+	texts, ok := ratelimit.ReadDescriptor(key)
+	if !ok {
 		return "", nil, false
 	}
-	domain, err := url.PathUnescape(parts[1])
-	for _, part := range parts[2:] {
-		at := strings.IndexAny(part, "=~")
-		if err != nil || at < 0 {
-			return "", nil, false
-		}
-		var e config.Entry
-		var bad error
-		e.Key, err = url.PathUnescape(part[:at])
-		e.Value, bad = url.PathUnescape(part[at+1:])
-		if err == nil {
-			err = bad
-		}
-		entries = append(entries, e)
+	for i := 1; i < len(texts); i += 2 {
+		entries = append(entries, config.Entry{Key: texts[i], Value: texts[i+1]})
 	}
-	return domain, entries, err == nil
+	return texts[0], entries, true
 }
 
 // listed is an override of a list. Its rule is the current rule of the key.
-func (c *console) listed(o *ratelimit.NamedOverride) Overridden {
-	domain, entries, ok := entriesOfName(o.Key)
+func (c *console) listed(o *overrides.Override) Overridden {
+	domain, entries, ok := descriptorOf([]byte(o.Key))
 	if !ok {
-		return shown(nil, o.Key, &o.Override)
+		var text string
+		domain, text, _ = strings.Cut(o.Of, "?")
+		entries, _, _ = entriesOf(text)
 	}
 	if d := c.Metrics.Store.Rules().Domain(domain); d != nil {
-		if rule, key := d.Match(entries, nil); rule != nil && c.KeyName(key) == o.Key {
-			return shown(rule, DescriptorText(entries), &o.Override)
+		rule, key := d.Match(entries, nil)
+		if rule != nil && string(ratelimit.DescriptorKey(key)) == o.Key {
+			return shown(rule, domain, DescriptorText(entries), o)
 		}
 	}
-	v := shown(nil, DescriptorText(entries), &o.Override)
-	v.Domain = domain
-	return v
-}
-
-// prefixes are the beginnings of the names of a domain's keys, in their order: one for each period of its rules.
-func (c *console) prefixes(domain, descriptor string) ([]string, error) {
-	last, key := descriptor, []byte(nil)
-	var whole []config.Entry
-	if at := strings.LastIndexByte(descriptor, '&'); at >= 0 {
-		entries, page, err := entriesOf(descriptor[:at])
-		if err == nil && len(page) > 0 {
-			err = fmt.Errorf("prefix is %.60q: write entry=KEY%%3DVALUE for a key named prefix, after or limit",
-				descriptor)
-		}
-		if err != nil {
-			return nil, err
-		}
-		last, whole = descriptor[at+1:], entries
-	}
-	name, value, valued := strings.Cut(last, "=")
-	name, err := url.QueryUnescape(name)
-	value, bad := url.QueryUnescape(value)
-	if err = errors.Join(err, bad); err != nil {
-		return nil, fmt.Errorf("prefix is %.60q: %w", descriptor, err)
-	}
-	if name == "entry" && valued {
-		name, value, valued = strings.Cut(value, "=")
-	}
-	periods := map[string]bool{}
-	for _, rule := range c.Metrics.Store.Rules().All() {
-		if key = ratelimit.AppendPrefix(key[:0], domain, rule.Limit); rule.Domain != domain || periods[string(key)] {
-			continue
-		}
-		periods[string(key)] = true
-	}
-	var all []string
-	for period := range periods {
-		key := []byte(period)
-		for _, e := range whole { // a value with a star is a pattern, as lists have it
-			key = ratelimit.AppendEntry(key, e.Key, e.Value, ratelimit.ValueOf(strings.Contains(e.Value, "*")))
-		}
-		text := c.KeyName(key) + "|"
-		if descriptor != "" {
-			text = c.KeyName(ratelimit.AppendEntry(bytes.Clone(key), name, value, ratelimit.OfRequest))
-		}
-		if descriptor != "" && !valued {
-			text = strings.TrimSuffix(text, "=")
-		}
-		if all = append(all, text); valued { // it may begin a pattern
-			at := strings.LastIndexByte(text, '|')
-			all = append(all, text[:at]+strings.Replace(text[at:], "=", "~", 1))
-		}
-	}
-	slices.Sort(all)
-	return all, nil
+	return shown(nil, domain, DescriptorText(entries), o)
 }
 
 // Page is a part of a list of overrides.
@@ -185,37 +119,36 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 			err = fmt.Errorf("limit is %.40q, must be between 1 and %d", text, overridesOfAPage)
 		}
 	}
-	prefixes, domain := []string{""}, r.PathValue("domain")
-	if err == nil && domain != "" {
-		if _, err := c.domain(domain); err != nil {
-			return err
-		}
-		prefixes, err = c.prefixes(domain, page.Get("prefix"))
-	}
-	if err == nil && domain == "" && (page.Get("prefix") != "" || len(entries) > 0) {
+	after, bad := base64.RawURLEncoding.DecodeString(page.Get("after"))
+	domain := r.PathValue("domain")
+	prefix, worse := url.QueryUnescape(page.Get("prefix"))
+	switch {
+	case err != nil:
+	case worse != nil:
+		err = fmt.Errorf("prefix is %.60q: %w", page.Get("prefix"), worse)
+	case bad != nil:
+		err = fmt.Errorf("after is %.60q, must be next of an answer", page.Get("after"))
+	case domain == "" && (prefix != "" || len(entries) > 0):
 		err = fmt.Errorf("descriptors are of a domain: ask for /v1/overrides/DOMAIN")
 	}
 	if err != nil {
 		return refusing(http.StatusBadRequest, "%v", err)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
-	defer cancel()
-	v := Page{Overrides: []Overridden{}}
-	for _, prefix := range prefixes {
-		after := page.Get("after")
-		if after < prefix {
-			after = ""
-		}
-		all, err := c.Overrides.Overrides(ctx, c.Clock(), prefix, after, n-len(v.Overrides))
-		if err != nil {
+	if domain != "" {
+		if _, err := c.domain(domain); err != nil {
 			return err
 		}
-		for i := range all {
-			v.Overrides = append(v.Overrides, c.listed(&all[i]))
-		}
+	}
+	v, last := Page{Overrides: []Overridden{}}, ""
+	for o := range c.Overrides.All(string(after)) {
 		if len(v.Overrides) == n {
-			v.Next = all[len(all)-1].Key
+			v.Next = base64.RawURLEncoding.EncodeToString([]byte(last))
 			break
+		}
+		is := c.listed(&o)
+		text, _ := url.QueryUnescape(is.Descriptor) // which escaped it
+		if (domain == "" || is.Domain == domain) && strings.HasPrefix(text, prefix) {
+			v.Overrides, last = append(v.Overrides, is), o.Key
 		}
 	}
 	answer(w, v)

@@ -17,20 +17,22 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // Bounds of requests for overrides.
 const (
 	overridesAtOnce  = 32      // concurrent requests at a node
 	overrideBody     = 4 << 10 // bytes of one override
-	overridesOfAPage = 1000
+	overridesOfAPage = 10_000
 	defaultPage      = 100
 )
 
 // Overridden is an override in answers.
 type Overridden struct {
-	Domain string `json:"domain,omitempty"` // none: its key is a digest
-	// Descriptor has the form of a query, key=value&key=value, or is the name of a digest.
+	Domain string `json:"domain"`
+	// Descriptor has the form of a query, key=value&key=value.
 	Descriptor string        `json:"descriptor"`
 	Rule       string        `json:"rule,omitempty"` // none: no current rule has the key
 	Limit      OverrideLimit `json:"limit"`
@@ -133,9 +135,6 @@ func (c *console) guarded(what string, do handler) handler {
 		default:
 			return tooMany("too many questions and changes of overrides at once")
 		}
-		if c.Overrides == nil {
-			return refusing(http.StatusNotImplemented, "this node keeps no overrides")
-		}
 		return do(w, r)
 	}
 }
@@ -171,7 +170,7 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 }
 
 // override is the override of a change under a rule.
-func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o ratelimit.Override, err error) {
+func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overrides.Override, err error) {
 	l := &rule.Limit
 	bad := func(format string, args ...any) error {
 		return refusing(http.StatusUnprocessableEntity, format, args...)
@@ -179,11 +178,11 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o rateli
 	if s.Limit == nil {
 		return o, bad("limit is missing: a whole number, or unlimited")
 	}
-	o = ratelimit.Override{Requests: s.Limit.Requests, Unlimited: s.Limit.Unlimited, Reason: s.Reason}
+	o.Requests, o.Unlimited, o.Reason, o.Per = s.Limit.Requests, s.Limit.Unlimited, s.Reason, l.Per()
 	if o.Requests > l.Ceiling {
 		return o, bad("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
 	}
-	if why := rule.WhyRefusesAll(&o); why != "" {
+	if why := rule.WhyRefusesAll(&o.Override); why != "" {
 		return o, bad("%s", why)
 	}
 	u, known := ratelimit.ParseUnit(s.Unit)
@@ -245,39 +244,38 @@ func author(r *http.Request) (string, error) {
 }
 
 // tag is an override's version in HTTP's form.
-func tag(o *ratelimit.Override) string { return strconv.Quote(strconv.FormatInt(int64(o.Set), 10)) }
+func tag(o *overrides.Override) string { return strconv.Quote(strconv.FormatInt(int64(o.Set), 10)) }
 
-// condition is the override that a change replaces. If-Match: * means any existing one.
-func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.Ask) (ratelimit.Match, error) {
+// condition is the override that a change replaces, by its version. If-Match: * means any existing one.
+func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, error) {
 	match, none := strings.Join(r.Header.Values("If-Match"), ","), strings.Join(r.Header.Values("If-None-Match"), ",")
 	switch {
 	case match == "" && none == "" && len(r.Header.Values("If-Match"))+len(r.Header.Values("If-None-Match")) == 0:
-		return ratelimit.Match{Any: true}, nil
+		return table.Any, nil
 	case match == "" && none == "*":
-		return ratelimit.Match{}, nil
+		return table.None, nil
 	case match == "*" && none == "":
-		o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
-		if err == nil && !ok {
-			err = ratelimit.ErrOverrideChanged
+		o, ok := c.Overrides.Get(a.Key)
+		if !ok {
+			return 0, table.ErrChanged
 		}
-		return ratelimit.Match{Set: o.Set}, err
+		return o.Set, nil
 	}
 	text, err := strconv.Unquote(match)
 	version, bad := strconv.ParseInt(text, 10, 64)
 	if err != nil || bad != nil || version <= 0 || none != "" {
-		return ratelimit.Match{}, refusing(http.StatusBadRequest,
+		return 0, refusing(http.StatusBadRequest,
 			"If-Match is %.60q and If-None-Match %.60q: give one of "+
 				"If-Match with the ETag of an answer, If-Match: * and If-None-Match: *", match, none)
 	}
-	return ratelimit.Match{Set: ratelimit.LedgerTime(version)}, nil
+	return ratelimit.LedgerTime(version), nil
 }
 
 // setOverride changes an override, counts it and logs it. nil removes it.
-func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
-	match ratelimit.Match, from *http.Request, by string,
-) (ratelimit.Override, error) {
-	match.By = by
-	is, err := c.Overrides.SetOverride(ctx, c.Clock(), a, o, match)
+func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *overrides.Override,
+	expected table.Expected, from *http.Request, by string,
+) (overrides.Override, error) {
+	is, err := c.Overrides.Set(ctx, a.Key, o, expected)
 	result, what := metrics.OverrideSet, "an override was set"
 	if o == nil {
 		result, what = metrics.OverrideRemoved, "an override was removed"
@@ -294,10 +292,8 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 	}
 	level := slog.LevelInfo
 	switch {
-	case errors.Is(err, ratelimit.ErrOverrideChanged):
+	case errors.Is(err, table.ErrChanged):
 		result = metrics.OverrideConflict
-	case errors.Is(err, ratelimit.ErrOverrides):
-		result = metrics.OverrideRefused
 	case err != nil:
 		result = metrics.OverrideFailed
 	}
@@ -318,15 +314,19 @@ func timeOf(at ratelimit.LedgerTime) time.Time {
 }
 
 // shown is an override of a rule's key, for an answer.
-func shown(rule *ratelimit.Rule, descriptor string, o *ratelimit.Override) Overridden {
+func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Override) Overridden {
 	v := Overridden{
-		Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited}, Expires: timeOf(o.Expires),
-		Set: timeOf(o.Set), By: o.By, Reason: o.Reason, Version: strconv.FormatInt(int64(o.Set), 10),
+		Domain: domain, Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited},
+		Expires: timeOf(o.Expires), Set: timeOf(o.Set), By: o.By, Reason: o.Reason,
+		Version: strconv.FormatInt(int64(o.Set), 10),
 	}
 	if rule == nil {
 		return v
 	}
-	v.Domain, v.Rule, v.InForce = rule.Domain, rule.Path, rule.Limit.Under(o).String()
+	v.Rule = rule.Path
+	if limit, ok := o.Limit(rule); ok {
+		v.InForce = limit.String()
+	}
 	if rule.Limit.Multiplier <= 1 {
 		v.Unit = rule.Limit.Unit.String()
 	}
@@ -352,7 +352,7 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 	if err != nil {
 		return nil, "", err
 	}
-	if _, of, ok := entriesOfName(c.KeyName(a.Key)); ok {
+	if _, of, ok := descriptorOf(ratelimit.DescriptorKey(a.Key)); ok {
 		entries = of // with the pattern, whose values share the limit
 	}
 	return a, DescriptorText(entries), nil
@@ -386,34 +386,34 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 	if err != nil {
 		return err
 	}
-	var o *ratelimit.Override
+	var o *overrides.Override
 	if change != nil {
 		set, err := change.override(a.Rule, time.Now())
 		if err != nil {
 			c.Metrics.Overrides.Count(metrics.OverrideRefused)
 			return err
 		}
-		set.By, o = by, &set
+		set.By, set.Of, o = by, a.Rule.Domain+"?"+descriptor, &set
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 	defer cancel()
-	match, err := c.condition(ctx, r, a)
+	expected, err := c.condition(r, a)
 	if err != nil {
 		return err
 	}
-	is, err := c.setOverride(ctx, a, descriptor, o, match, r, by)
+	is, err := c.setOverride(ctx, a, descriptor, o, expected, r, by)
 	switch {
 	case err != nil:
 		return err
 	case o == nil:
 		answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
 		return nil
-	case is.Set == 0:
+	case is.Expires != 0 && is.Expires <= is.Set:
 		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
 			"the store: the limit of the file is in force", change.Expires)
 	}
 	w.Header().Set("ETag", tag(&is))
-	answer(w, shown(a.Rule, descriptor, &is))
+	answer(w, shown(a.Rule, a.Rule.Domain, descriptor, &is))
 	return nil
 }
 
@@ -427,17 +427,12 @@ func (c *console) getOverrides(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
-	defer cancel()
-	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
-	if err != nil {
-		return err
-	}
+	o, ok := c.Overrides.Get(a.Key)
 	if !ok {
 		return refusing(http.StatusNotFound, "%s.%s has no override for %.80q: the limit of the file is in force, %s",
 			a.Rule.Domain, a.Rule.Path, descriptor, a.Rule.Limit)
 	}
 	w.Header().Set("ETag", tag(&o))
-	answer(w, shown(a.Rule, descriptor, &o))
+	answer(w, shown(a.Rule, a.Rule.Domain, descriptor, &o))
 	return nil
 }

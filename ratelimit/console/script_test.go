@@ -42,9 +42,8 @@ func (n *overridable) play(line string) string {
 	cmd, rest, _ := strings.Cut(line, " ")
 	switch cmd {
 	case "keys":
-		all, _ := n.Local.Overrides(n.Context(), 1, "", "", 100)
 		names := []string{}
-		for _, o := range all {
+		for o := range n.book.All("") {
 			names = append(names, o.Key)
 		}
 		return fmt.Sprintf("%q", names)
@@ -68,8 +67,8 @@ func (n *overridable) play(line string) string {
 		if err := json.Unmarshal(text, &e); err != nil {
 			n.Fatal(err)
 		}
-		return fmt.Sprintf("%s of %s, %q in the file, error %q: %s; set %t, expires %t, says why %t", e.Limit,
-			e.LimitFrom, e.RuleLimit, e.OverrideError, e.Next, !e.OverrideSet.IsZero(), !e.OverrideExpires.IsZero(),
+		return fmt.Sprintf("%s of %s, %q in the file: %s; set %t, expires %t, says why %t", e.Limit,
+			e.LimitFrom, e.RuleLimit, e.Next, !e.OverrideSet.IsZero(), !e.OverrideExpires.IsZero(),
 			bytes.Contains(text, []byte("s3cret")) || bytes.Contains(text, []byte("ops")))
 	case "quiet":
 		return n.play(rest)[:0]

@@ -8,6 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // A key with an override gets leases of that limit's size over RLQS. Under a rule of 0 with max_override, others are
@@ -25,15 +27,17 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 	} {
 		rules := rulesOf(t, fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  max_override: 10000\n  algorithm: %s"+
 			"\n  rate_limit: {unit: minute, requests_per_unit: %d}\n", c.algorithm, c.limit))
-		own := leasing.NewLocal(100, start, time.Unix(1_800_000_000, 0))
+		records, wall := overrides.NewTable(), func() time.Time { return time.Unix(1_800_000_000, 0) }
+		at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
+		book := overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
+		own := overrides.NewLimiter(leasing.NewLocal(100, start, wall()), records, at, leasing.KeyOfName)
 		n := NewNode(Source{
 			Rules: func() *config.Rules { return rules }, Limiter: own,
 			Wall: func() time.Time { return time.Unix(1_800_000_000, 0) },
 		}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
 		rule, key := rules.Domain("d").Match([]config.Entry{{Key: "k", Value: "invited"}}, nil)
-		a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
-		o := &ratelimit.Override{Requests: 6000}
-		if _, err := own.SetOverride(t.Context(), start, &a, o, ratelimit.Match{Any: true}); err != nil {
+		o := &overrides.Override{Override: ratelimit.Override{Requests: 6000}, Per: rule.Limit.Per()}
+		if _, err := book.Set(t.Context(), key, o, table.Any); err != nil {
 			t.Fatal(err)
 		}
 		s := n.NewSession()

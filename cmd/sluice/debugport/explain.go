@@ -60,9 +60,6 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	}
 	if e.Limit != "" {
 		row("limit", "%s%s, mode %s, on_store_failure %s", e.Limit, originOf(e), e.Mode, e.OnFailure)
-		if e.OverrideError != "" {
-			row("override", "cannot be read, and is not shown: %s", e.OverrideError)
-		}
 		if !e.Begins.IsZero() {
 			row("next month", "begins %s", e.Begins.Format(time.RFC3339))
 		}

@@ -127,7 +127,7 @@ func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	for _, row := range [][2]string{
 		{"key", o.Domain + " " + o.Descriptor},
 		{"limit", o.Limit.String()},
-		{"in force", cmp.Or(o.InForce, "no: no rule has this key")},
+		{"in force", cmp.Or(o.InForce, "no: no rule has this key, or its rule has another period or no overrides")},
 		{"expires", expires(o)},
 		{"set", o.Set.Format(time.RFC3339) + " by " + o.By},
 		{"reason", o.Reason},
@@ -169,23 +169,21 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or of all. Only a list of all has those from before a rule's change.
+// pages calls each with the overrides of a domain, or of all.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
-	if domain != "" && prefix != "" {
+	if domain != "" {
 		path += "/" + url.PathEscape(domain)
 	}
 	for after := ""; ; {
-		q := url.Values{"limit": {"1000"}, "prefix": {prefix}, "after": {after}}
+		q := url.Values{"limit": {"10000"}, "prefix": {prefix}, "after": {after}}
 		var page console.Page
 		if err := f.call(http.MethodGet, path+"?"+q.Encode(), nil, &page); err != nil {
 			return err
 		}
 		for i := range page.Overrides {
-			if o := &page.Overrides[i]; domain == "" || o.Domain == domain {
-				if err := each(o); err != nil {
-					return err
-				}
+			if err := each(&page.Overrides[i]); err != nil {
+				return err
 			}
 		}
 		if after = page.Next; after == "" {

@@ -3,7 +3,6 @@ package debugport
 import (
 	"bufio"
 	"cmp"
-	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -13,10 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -38,18 +34,11 @@ func (*limitExport) Help() string {
   sluice limit export --token=... edge > edge.csv`
 }
 
-// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number. A key has one line: overrides
-// from before a change of its rule come last, the newest first, if the key has no other.
+// Run writes CSV.
 func (c *limitExport) Run(s cli.Streams) error {
 	out := csv.NewWriter(s.Out)
 	_ = out.Write(csvColumns) // Flush and Error say it
-	digests, written, idle := 0, map[string]bool{}, []console.Overridden(nil)
-	write := func(o *console.Overridden) error {
-		key := o.Domain + "?" + o.Descriptor
-		if written[key] {
-			return nil
-		}
-		written[key] = true
+	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
 		expires := ""
 		if !o.Expires.IsZero() {
 			expires = o.Expires.Format(time.RFC3339Nano)
@@ -57,26 +46,8 @@ func (c *limitExport) Run(s cli.Streams) error {
 		return out.Write([]string{
 			o.Domain, o.Descriptor, o.Limit.String(), o.Unit, expires, o.Reason, o.By, o.Set.Format(time.RFC3339Nano),
 		})
-	}
-	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
-		switch {
-		case o.Domain == "":
-			digests++
-		case o.InForce == "":
-			idle = append(idle, *o)
-		default:
-			return write(o)
-		}
-		return nil
 	})
-	slices.SortStableFunc(idle, func(a, b console.Overridden) int { return b.Set.Compare(a.Set) })
-	for i := range idle {
-		err = errors.Join(err, write(&idle[i]))
-	}
 	out.Flush()
-	if digests > 0 {
-		fmt.Fprintf(s.Err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", cli.Counted(digests, "override"))
-	}
 	return errors.Join(err, out.Error())
 }
 
@@ -98,23 +69,8 @@ func (*limitImport) Help() string {
 A line that is refused is printed with its number, and the others are set. The exit code is 1 then. A second import of the same file changes nothing but times.`
 }
 
-// importAtOnce is how many lines are set at the same time.
-const importAtOnce = 8
-
-// importing is one import of a file.
-type importing struct {
-	*limitImport
-	rows    *bufio.Reader
-	line    int // of the last row
-	columns []string
-	lines   map[string]int // by key
-	err     io.Writer
-	mu      sync.Mutex
-	set     int // guarded by mu
-	refused int // guarded by mu
-}
-
-// Run sets each line by itself, and says which were refused.
+// Run sets each line by itself, and says which were refused. Each is read by itself, so that a stray quote takes no
+// other line with it.
 func (c *limitImport) Run(s cli.Streams) error {
 	in := cmp.Or[io.Reader](c.in, os.Stdin)
 	if c.File != "-" {
@@ -125,23 +81,49 @@ func (c *limitImport) Run(s cli.Streams) error {
 		defer func() { _ = file.Close() }() // it was only read
 		in = file
 	}
-	i := &importing{limitImport: c, rows: bufio.NewReader(in), lines: map[string]int{}, err: s.Err}
-	var err error
-	if i.columns, err = i.row(); err == nil {
-		err = checkColumns(i.columns)
+	var columns []string
+	set, refused := 0, 0
+	lines := bufio.NewReader(in)
+	for line, end := 1, error(nil); end == nil; line++ {
+		var text string
+		text, end = lines.ReadString('\n')
+		fields, err := csv.NewReader(strings.NewReader(strings.TrimPrefix(text, "\ufeff"))).Read() // of programs for tables
+		switch {
+		case errors.Is(err, io.EOF): // an empty line
+			continue
+		case columns == nil:
+			if columns = fields; err == nil {
+				err = checkColumns(fields)
+			}
+			if err != nil {
+				return fmt.Errorf("%s has no line of column names: %w", c.File, err)
+			}
+			continue
+		case err == nil:
+			err = c.put(columns, fields)
+			if no, ok := errors.AsType[*refusal](err); ok && !slices.Contains(ofTheLine, no.code) || errors.Is(err, errAway) {
+				return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(set, "override"))
+			}
+		}
+		if err == nil {
+			set++
+			continue
+		}
+		refused++
+		fmt.Fprintf(s.Err, "%s:%d: %v\n", c.File, line, err)
 	}
-	if err != nil {
-		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
+	if columns == nil {
+		return fmt.Errorf("%s has no line of column names", c.File)
 	}
-	if err := i.run(); err != nil {
-		return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(i.set, "override"))
-	}
-	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(i.set, "override"), cli.Counted(i.refused, "line"))
-	if i.refused > 0 {
+	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(set, "override"), cli.Counted(refused, "line"))
+	if refused > 0 {
 		return errors.New("lines were refused: correct them, and import the file again")
 	}
 	return nil
 }
+
+// ofTheLine are the answers that refuse a line, and say nothing of others.
+var ofTheLine = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}
 
 func checkColumns(names []string) error {
 	for _, needed := range csvColumns[:3] {
@@ -157,94 +139,24 @@ func checkColumns(names []string) error {
 	return nil
 }
 
-// row is the next line with text. Each is read by itself, so that a stray quote takes no other line with it.
-func (i *importing) row() (fields []string, err error) {
-	for {
-		text, end := i.rows.ReadString('\n')
-		if text == "" && end != nil {
-			return nil, end
-		}
-		i.line++
-		text = strings.TrimPrefix(text, "\ufeff") // of programs for tables
-		if fields, err = csv.NewReader(strings.NewReader(text)).Read(); !errors.Is(err, io.EOF) {
-			return fields, err
-		}
-	}
-}
-
-// run sets all rows. It stops at an error that is of no single row.
-func (i *importing) run() error {
-	g, ctx := errgroup.WithContext(context.Background())
-	g.SetLimit(importAtOnce)
-	for ctx.Err() == nil {
-		fields, err := i.row()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if bad, ok := errors.AsType[*csv.ParseError](err); ok {
-			i.refuse(i.line, bad.Err)
-			continue
-		}
-		if err != nil {
-			return errors.Join(fmt.Errorf("after line %d: %w", i.line, err), g.Wait())
-		}
-		if len(fields) != len(i.columns) {
-			i.refuse(i.line, csv.ErrFieldCount)
-			continue
-		}
-		row, line := map[string]string{}, i.line
-		for at, name := range i.columns {
-			row[name] = fields[at]
-		}
-		path, body, err := i.change(line, row)
-		if err != nil {
-			i.refuse(line, err)
-			continue
-		}
-		g.Go(func() error { return i.put(line, path, body, cmp.Or(row["by"], i.By)) })
-	}
-	return g.Wait()
-}
-
-// change is the path and the body of a row's request.
-func (i *importing) change(line int, row map[string]string) (path string, body console.OverrideChange, err error) {
-	entries, err := console.ParseDescriptor(row["descriptor"])
-	if err != nil {
-		return "", body, err
-	}
-	path = overridesPath + "/" + url.PathEscape(row["domain"]) + "?" + console.DescriptorText(entries)
-	if first, twice := i.lines[path]; twice {
-		return "", body, fmt.Errorf("line %d has the same key", first)
-	}
-	i.lines[path] = line
-	limit, err := console.ParseOverrideLimit(row["limit"])
-	return path, console.OverrideChange{Limit: &limit, Unit: row["unit"], Expires: row["expires"], Reason: row["reason"]}, err
-}
-
 // put sets the override of a line.
-func (i *importing) put(line int, path string, body console.OverrideChange, by string) error {
-	var o console.Overridden
-	err := i.call(http.MethodPut, path, body, &o, "From", by)
-	if no, ok := errors.AsType[*refusal](err); ok && slices.Contains(ofTheLine, no.code) {
-		i.refuse(line, err)
-		return nil
+func (c *limitImport) put(columns, fields []string) error {
+	if len(fields) != len(columns) {
+		return csv.ErrFieldCount
 	}
+	row := map[string]string{}
+	for at, name := range columns {
+		row[name] = fields[at]
+	}
+	entries, err := console.ParseDescriptor(row["descriptor"])
 	if err != nil {
 		return err
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.set++
-	return nil
-}
-
-// ofTheLine are the answers that refuse a line, and say nothing of others.
-var ofTheLine = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}
-
-// refuse prints why a line is not set.
-func (i *importing) refuse(line int, why error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.refused++
-	fmt.Fprintf(i.err, "%s:%d: %v\n", i.File, line, why)
+	limit, err := console.ParseOverrideLimit(row["limit"])
+	if err != nil {
+		return err
+	}
+	path := overridesPath + "/" + url.PathEscape(row["domain"]) + "?" + console.DescriptorText(entries)
+	body := console.OverrideChange{Limit: &limit, Unit: row["unit"], Expires: row["expires"], Reason: row["reason"]}
+	return c.call(http.MethodPut, path, body, new(console.Overridden), "From", cmp.Or(row["by"], c.By))
 }

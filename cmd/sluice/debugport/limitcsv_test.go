@@ -46,6 +46,7 @@ func TestImportSetsEachLine(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x, y"}`,
+		`PUT /v1/overrides/d?a=b ann {"limit":3,"reason":""}`,
 		`PUT /v1/overrides/d?none=1 ann {"limit":2,"reason":""}`,
 		`PUT /v1/overrides/e%20f?a=%2B&c=%26 bob {"limit":0,"reason":""}`,
 	}
@@ -53,8 +54,8 @@ func TestImportSetsEachLine(t *testing.T) {
 		t.Errorf("requests\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, part := range []string{
-		"2 overrides set, 5 lines refused", ":4: " + strings.TrimPrefix(node.URL, "http://") + ": no rule matches",
-		":5: line 2 has the same key", ":6: wrong number of fields", ":7: the descriptor is", ":8: limit is",
+		"3 overrides set, 4 lines refused", ":4: " + strings.TrimPrefix(node.URL, "http://") + ": no rule matches",
+		":6: wrong number of fields", ":7: the descriptor is", ":8: limit is",
 	} {
 		if code != 1 || !strings.Contains(said, part) {
 			t.Errorf("exit code %d, and it prints\n%s\nwithout %s", code, said, part)
@@ -88,27 +89,5 @@ func TestImportSetsEachLine(t *testing.T) {
 	many := "domain,descriptor,limit\n" + "d,a=b,1\n" + "d,a=c,1\n"
 	if code, said := imported(many); code != 1 || !strings.Contains(said, "0 overrides set before: import the file again") {
 		t.Errorf("without a store it ends with %d and %s", code, said)
-	}
-}
-
-// After a change of a rule, a key has the override in force in an export, or else the last one of before.
-func TestExportHasTheOverrideInForce(t *testing.T) {
-	override := func(domain, descriptor, limit, inForce string, set int) string {
-		return fmt.Sprintf(`{"domain": %q, "descriptor": %q, "limit": %s, "in_force": %q, "set": "2026-01-%02dT00:00:00Z"}`,
-			domain, descriptor, limit, inForce, set)
-	}
-	all := []string{
-		override("d", "k=a", "5", "", 1), override("d", "k=b", "6", "", 2), override("d", "k=b", "7", "", 3), override("e", "k=c", "8", "", 4),
-		override("d", "k=a", "1000", "1000 per minute", 1), // the list of a domain has those in force only
-	}
-	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, `{"overrides": [`+strings.Join(all[4*min(1, strings.Count(r.URL.Path, "/d")):], ", ")+`]}`)
-	}))
-	defer node.Close()
-	code, out, errs := clitest.Run(new(Limit), []string{"export", "d", "--token=t", "--debug", strings.TrimPrefix(node.URL, "http://")}, address)
-	want := "domain,descriptor,limit,unit,expires,reason,by,set\n" +
-		"d,k=a,1000,,,,,2026-01-01T00:00:00Z\nd,k=b,7,,,,,2026-01-03T00:00:00Z\n"
-	if code != 0 || out != want {
-		t.Errorf("%d %s\n%s\nwant\n%s", code, errs, out, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,8 +19,8 @@ type port struct{ address, token string }
 // patience is for how long an answer may take: the node asks the store, or the owner of the key, for two seconds at most.
 const patience = 5 * time.Second
 
-// client keeps the connections of an import.
-var client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: importAtOnce}}
+// client keeps the connection of an import.
+var client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment}}
 
 // refusal is an answer of a node that is not OK.
 type refusal struct {
@@ -57,7 +58,7 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 	}
 	answer, err := client.Do(r)
 	if err != nil {
-		return fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
+		return fmt.Errorf("%w: %w", errAway, err)
 	}
 	defer answer.Body.Close()
 	if text, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
@@ -75,6 +76,8 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 	}
 	return nil
 }
+
+var errAway = errors.New("the debug port (--debug, DEBUG_PORT of the node) does not answer")
 
 // done is the answer to a change. Alone says that each node counts the key by itself.
 type done struct {

@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // Database is a store that changes records only if they are unchanged, and that keeps what else nodes share.
@@ -28,14 +29,14 @@ type Database interface {
 // inDatabase is a Store in a Database.
 type inDatabase struct {
 	Database
+	feed   table.Store
 	flags  *Redis // for the prefix, and how often a start tries
 	ledger *account.CAS
 	advice func(error) string
 }
 
-func newDatabase(d Database, o *Options, advice func(error) string) Store {
-	// Other nodes may be alive: the ledger learns their totals first.
-	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: advice}
+func newDatabase(d Database, feed table.Store, o *Options, advice func(error) string) Store {
+	return &inDatabase{Database: d, feed: feed, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: advice}
 }
 
 const sweepEvery = 30 * time.Second
@@ -90,6 +91,9 @@ func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, er
 	durable, err := s.Durable(ctx)
 	return metrics.StoreSafety{Known: err == nil, RDB: -1, AOF: metrics.Flag(durable)}, []any{"durable", durable}, err
 }
+
+// Table implements [Store].
+func (s *inDatabase) Table() table.Store { return s.feed }
 
 // Seats implements [Store].
 func (s *inDatabase) Seats() approx.Cell {

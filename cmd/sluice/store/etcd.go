@@ -27,7 +27,7 @@ func openEtcd(o *Options) (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
-	return newDatabase(s, o, adviseEtcd), nil
+	return newDatabase(s, etcd.Feed{Store: s}, o, adviseEtcd), nil
 }
 
 // adviseEtcd names what an error of etcd speaks of.

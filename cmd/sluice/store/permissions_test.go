@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // permit makes the user of the page on servers, with further rules of an ACL.
@@ -74,11 +75,18 @@ func TestRecallsNeedNoPermission(t *testing.T) {
 var yearly = ratelimit.Limit{Unit: ratelimit.Year, Requests: 10, Ceiling: 100}
 
 func overridden(t *testing.T, s Store) error {
-	o := &ratelimit.Override{Requests: 5, Expires: ratelimit.LedgerTime(time.Now().Add(time.Hour).UnixMicro())}
-	_, err := s.Ledger().(account.Overrider).SetOverride(t.Context(), &account.OverrideChange{
-		Key: "k", Limit: yearly, Override: o, Match: ratelimit.Match{Any: true},
-	})
-	return err
+	page, err := s.Table().Since(t.Context(), "", 0, 10)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Table().Set(t.Context(), page.Life, table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
+		return err
+	}
+	if _, err := s.Table().Since(t.Context(), page.Life, page.Place, 10); err != nil {
+		return err
+	}
+	old := []table.Record{{Key: "k", Version: 1, Value: "u"}, {Key: "l", Version: 2}}
+	return s.Table().Merge(t.Context(), page.Life, old)
 }
 
 // halfOf is a claim of more than half of a limit of 10: a second holder recalls the first.
@@ -120,9 +128,7 @@ func tryAll(t *testing.T, s Store) {
 		check("a slot", answers[0].Err)
 	}
 	check("an override", overridden(t, s))
-	_, err := ledger.Overrides(ctx, "", "", 10)
-	check("overrides", err)
-	_, err = ledger.Look(ctx, "k", third.Window, &l)
+	_, err := ledger.Look(ctx, "k", third.Window, &l)
 	check("a look", err)
 	_, err = ledger.Verify(ctx)
 	check("the epoch", err)

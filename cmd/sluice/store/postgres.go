@@ -29,7 +29,7 @@ func openPostgres(o *Options) (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
-	return newDatabase(s, o, advisePostgres), nil
+	return newDatabase(s, postgres.Feed{Store: s}, o, advisePostgres), nil
 }
 
 // advisePostgres names what an error of PostgreSQL speaks of.

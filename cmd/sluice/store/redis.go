@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // inRedis is a Redis: single, Sentinel or Cluster.
@@ -140,6 +141,9 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 	x.AOF = metrics.Flag(h.AOF)
 	return x, []any{"rdb", rdb, "aof", h.AOF, "maxmemory_policy", h.Policy, "maxmemory", h.MaxMemory}, nil
 }
+
+// Table implements [Store].
+func (s *inRedis) Table() table.Store { return account.NewFeed(s.people, s.flags.KeyPrefix) }
 
 // Seats implements [Store].
 func (s *inRedis) Seats() approx.Cell {

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // Store is what nodes share. It is safe for concurrent use. Calls with a context block until that is done, at most.
@@ -27,6 +28,8 @@ type Store interface {
 	Ledger() Ledger
 	// Seats is the record that drift seats are in.
 	Seats() approx.Cell
+	// Table is the table that all nodes have.
+	Table() table.Store
 	// Register records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
 	// minute.
 	Register(ctx context.Context, node, text string) ([]Registration, error)

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+)
+
+// overridden is a limiter whose rules take overrides.
+type overridden struct {
+	*overrides.Limiter
+	base limiter
+}
+
+// Stats implements limiter.
+func (o *overridden) Stats() ratelimit.LimiterStats { return o.base.Stats() }
+
+// SyncClock implements limiter.
+func (o *overridden) SyncClock(now ratelimit.Instant, wall time.Time) { o.base.SyncClock(now, wall) }
+
+// override puts the table of overrides before the limiter: a copy of that in the store, or this process's own.
+func (d *decider) override(s store.Store, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
+	t, start, began := overrides.NewTable(), clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
+	here := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
+	at := here
+	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
+	if s == nil {
+		d.beside(func(ctx context.Context) {
+			pace.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
+		})
+	} else {
+		node := table.NewNode(t, s.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
+		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
+		d.overrides.Keeper = node
+		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
+	}
+	d.overrides.Now = func() ratelimit.LedgerTime { return at(clock()) }
+	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at, leasing.KeyOfName), d.limiter}
+	d.beside(func(ctx context.Context) {
+		last := rules.Rules()
+		pace.Every(ctx, time.Second, func() {
+			if is := rules.Rules(); is != last {
+				last = is
+				warnOfLifted(is, d.overrides, log)
+			}
+		})
+	})
+}
+
+// warnOfLifted names a ban that rules lift which were put in force.
+func warnOfLifted(rules *config.Rules, book *overrides.Book, log *slog.Logger) {
+	if n, one := book.Lifted(rules); n > 0 {
+		log.Warn("the new rules lift bans: no rule has their keys, or it is unlimited. See sluice limit list", "bans", n, "one", one)
+	}
+}
+
+// follow keeps a node's table in step with the store. The first request waits for it, but not for long.
+func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
+	ready := d.ready
+	d.ready = func() bool { return ready() && (node.Ready() || late()) }
+	failed := pace.Seldom(time.Minute, func(err error) {
+		log.Warn("the store does not answer reads of overrides: this node applies those that it has", "error", err)
+	})
+	d.beside(func(ctx context.Context) {
+		node.Run(ctx, func(err error) {
+			if ready() { // a store that does not answer at all says so
+				failed(err)
+			}
+		})
+	})
+}
+
+// beside also does something for as long as the limiter runs.
+func (d *decider) beside(also func(context.Context)) {
+	run := d.run
+	d.run = func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		var all sync.WaitGroup
+		all.Go(func() { also(ctx) })
+		err := run(ctx)
+		cancel()
+		all.Wait()
+		return err
+	}
+}

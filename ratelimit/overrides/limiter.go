@@ -1,0 +1,173 @@
+package overrides
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+)
+
+// Base decides by the rules that it gets.
+type Base interface {
+	ratelimit.Limiter
+	ratelimit.Inspector
+}
+
+// Limiter has a base decide by rules with the limits that keys have by overrides. It is safe for concurrent use.
+type Limiter struct {
+	base  Base
+	table *table.Table
+	// time is the store's at an instant of this node, and keyOf is the key of an account's name.
+	time  func(ratelimit.Instant) ratelimit.LedgerTime
+	keyOf func(account string) ([]byte, bool)
+	pool  sync.Pool // of *scratch
+
+	mu sync.Mutex
+	// rules are derived ones, each once for all keys with the same limit. Guarded by mu.
+	rules map[ruleKey]*ratelimit.Rule
+}
+
+type ruleKey struct {
+	of    *ratelimit.Rule
+	limit ratelimit.Limit
+}
+
+// mostRules bounds the rules that keys share. Beyond, all are dropped here, and stay with their keys.
+const mostRules = 10_000
+
+// scratch has the asks of a request, under the rules in force.
+type scratch struct{ asks []ratelimit.Ask }
+
+// NewLimiter makes a limiter over a base.
+func NewLimiter(
+	base Base, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime, keyOf func(string) ([]byte, bool),
+) *Limiter {
+	l := &Limiter{base: base, table: t, time: time, keyOf: keyOf}
+	l.pool.New = func() any { return new(scratch) }
+	return l
+}
+
+// Decide implements [ratelimit.Limiter]. Of its own, it does not block or allocate.
+func (l *Limiter) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
+	own := l.under(now, asks)
+	if own == nil {
+		l.base.Decide(ctx, now, asks, verdicts)
+		return
+	}
+	l.base.Decide(ctx, now, own.asks, verdicts)
+	for i := range asks {
+		if is := own.asks[i].Rule; is != asks[i].Rule {
+			verdicts[i].Limit = &is.Limit
+		}
+	}
+	l.done(own)
+}
+
+// Undo implements [ratelimit.Limiter].
+func (l *Limiter) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	own := l.under(now, asks)
+	if own == nil {
+		l.base.Undo(now, asks, verdicts)
+		return
+	}
+	l.base.Undo(now, own.asks, verdicts)
+	l.done(own)
+}
+
+// under is asks under the rules in force; nil: all are under their own.
+func (l *Limiter) under(now ratelimit.Instant, asks []ratelimit.Ask) (own *scratch) {
+	if l.table.Empty() {
+		return nil
+	}
+	for i := range asks {
+		is := l.rule(now, &asks[i])
+		if is == asks[i].Rule {
+			continue
+		}
+		if own == nil {
+			own, _ = l.pool.Get().(*scratch)
+			own.asks = append(own.asks, asks...)
+		}
+		own.asks[i].Rule = is
+	}
+	return own
+}
+
+func (l *Limiter) done(own *scratch) {
+	clear(own.asks) // keys and rules are their owners'
+	own.asks = own.asks[:0]
+	l.pool.Put(own)
+}
+
+// rule is the rule in force for an ask. It allocates where an override counts the first time under a rule.
+func (l *Limiter) rule(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.Rule {
+	if a.Rule.Override { // a limit that the request brought counts before
+		return a.Rule
+	}
+	x, _ := l.table.Get(ratelimit.DescriptorKey(a.Key)).(*limit)
+	if x == nil || x.ends != 0 && l.time(now) >= x.ends {
+		return a.Rule
+	}
+	if d := x.derived.Load(); d != nil && d.of == a.Rule {
+		return d.is
+	}
+	d := &derived{a.Rule, l.derive(a.Rule, x.in(a.Rule))}
+	x.derived.Store(d)
+	return d.is
+}
+
+// derive is a rule with the limit of an override.
+func (l *Limiter) derive(of *ratelimit.Rule, o *ratelimit.Override) *ratelimit.Rule {
+	if o == nil {
+		return of
+	}
+	key := ruleKey{of, of.Limit.Under(o)}
+	key.limit.Ceiling = 0
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if is := l.rules[key]; is != nil {
+		return is
+	}
+	if l.rules == nil || len(l.rules) >= mostRules {
+		l.rules = map[ruleKey]*ratelimit.Rule{}
+	}
+	is := *of
+	is.Limit = key.limit
+	l.rules[key] = &is
+	return &is
+}
+
+// inForce is an ask under the rule in force.
+func (l *Limiter) inForce(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.Ask {
+	own := *a
+	own.Rule = l.rule(now, a)
+	return &own
+}
+
+// Look implements [ratelimit.Inspector].
+func (l *Limiter) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	return l.base.Look(ctx, now, l.inForce(now, a))
+}
+
+// Reset implements [ratelimit.Inspector].
+func (l *Limiter) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	return l.base.Reset(ctx, now, l.inForce(now, a))
+}
+
+// Drop implements [ratelimit.Inspector].
+func (l *Limiter) Drop(now ratelimit.Instant, key []byte) bool { return l.base.Drop(now, key) }
+
+// Hottest implements [ratelimit.Inspector].
+func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	all := l.base.Hottest(now, n)
+	for i := range all {
+		if key, ok := l.keyOf(all[i].Account); ok {
+			x, _ := l.table.Get(ratelimit.DescriptorKey(key)).(*limit)
+			all[i].Overridden = x != nil && (x.ends == 0 || l.time(now) < x.ends)
+		}
+	}
+	return all
+}
