@@ -143,7 +143,6 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	}
 	fl.beyond = k.Beyond
 	k.Write(&fl.message, s.sent, c, q)
-	fl.message.Claim.Limit = s.rules.of(at).asked.Limit // the ledger has the override
 	return fl.message.Claim, true
 }
 
@@ -231,7 +230,6 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
-	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // the limit that judged it
 	b.audit(fl.rule, &fl.message.Claim, g)
 	if fl.late != nil {
 		b.applyLate(fl, g, &a)
@@ -251,7 +249,9 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	}
 	b.evicted(k, &fl.message.Claim, g, known && is.had(k.cell.Val.stated) && fl.message.In(a.Epoch))
 	had := k.Unspent() + k.Granted
-	if c := &fl.message.Claim; g.Err == nil && now < k.Till && c.Window > 0 && c.Limit.Algorithm != ratelimit.TokenBucket && g.At >= c.Limit.WindowEnd(c.Window) {
+	c := &fl.message.Claim
+	inWindow := c.Window > 0 && c.Limit.Algorithm != ratelimit.TokenBucket
+	if inWindow && g.Err == nil && now < k.Till && g.At >= c.Limit.WindowEnd(c.Window) {
 		g.Err = account.ErrOver // its tokens are of a window that has ended there
 	}
 	applied := k.Apply(&fl.message, g, &a)
@@ -264,12 +264,11 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		fl.err = g.Err
 	case applied:
 		fl.err = nil
-		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life) {
+		if known {
 			k.cell.Val.stated = life
 		}
 		b.applyLocked(now, k, fl, g)
-	case known && fl.message.In(a.Epoch) && a.Epoch.Young(g.At) && fl.message.Claim.Kind == account.States &&
-		b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life):
+	case known && fl.message.In(a.Epoch) && a.Epoch.Young(g.At) && fl.message.Claim.Kind == account.States:
 		k.cell.Val.stated = life
 	}
 	if fl.again {

@@ -29,8 +29,7 @@ type call struct {
 
 // waiter is one ask that needs the ledger.
 type waiter struct {
-	ask     *ask            // under the rule in force
-	rule    *ratelimit.Rule // the rule of the ask
+	ask     *ask
 	verdict *verdict
 	flight  *flight // it waits for this one; nil: none yet
 	booking bool    // the verdict is final, and waits to be booked
@@ -41,7 +40,7 @@ type waiter struct {
 }
 
 func (c *call) add(a *ask, v *verdict) {
-	c.waits = append(c.waits, waiter{ask: a, rule: a.Rule, verdict: v})
+	c.waits = append(c.waits, waiter{ask: a, verdict: v})
 	of := &a.Rule.Coordination
 	c.deadline = max(c.deadline, of.Deadline())
 	if a.Rule.Drifts() {
@@ -72,9 +71,6 @@ func (c *call) advance(now instant) (open bool) {
 		}
 		if !w.done && (c.drifting || w.flight == nil || w.flight.ended()) {
 			c.decide(now, w)
-		}
-		if w.done {
-			w.verdict.Limit = inForce(w.rule, w.ask.Rule)
 		}
 		open = open || !w.done
 	}
@@ -113,8 +109,8 @@ func (c *call) decide(now instant, w *waiter) {
 			return
 		}
 	}
-	if s.rules.of(at).asked != w.rule {
-		s.move(at, w.rule, s.over(at))
+	if s.rules.of(at) != w.ask.Rule {
+		s.move(at, w.ask.Rule)
 	}
 	k := s.entry(now, id, at)
 	looks := w.flight == nil || w.flight.ended()
@@ -122,7 +118,7 @@ func (c *call) decide(now instant, w *waiter) {
 	case !w.booking:
 		there := c.lane(k).time()
 		certain := c.enterLocked(now, &there, k)
-		if w.judged(s.rules.of(at)); looks {
+		if looks {
 			c.lookLocked(now, &there, k, w, certain)
 		}
 		if c.drifting && certain && !w.done && !w.booking && w.ask.Rule.Drifts() {
@@ -173,8 +169,8 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	c.renewLocked(now, k)
 }
 
-// doubtLocked answers an ask that needs the ledger from this node's share or, in a young epoch, from its part. Otherwise
-// it claims.
+// doubtLocked answers an ask that needs the ledger from this node's share or, in a young epoch, from its part.
+// Otherwise it claims.
 func (c *call) doubtLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
 	const waited = false
 	if c.driftLocked(now, there, k, w, waited) {
@@ -217,10 +213,8 @@ func (w *waiter) waitsLocked(now instant, k entry, n tokens) {
 
 // enterLocked moves the key to the current window. It returns false if that is not certain.
 func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
-	f.overLocked(now, there, k)
 	beyond := k.Beyond
 	ended, certain := k.Enter(now, there, &k.rule().Limit)
-	k.endsWith(now, there)
 	f.reportLocked(k, ended, beyond)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
 	// name, its first claim would take that usage back.

@@ -259,13 +259,6 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	c.state = max(c.state, before)
 }
 
-// keep has a bucket last until it is full by its rule's own limit: an override may end before the next ask.
-func (c *counter) keep(own *ratelimit.Limit) {
-	if own.Algorithm == ratelimit.TokenBucket && c.begins != 0 {
-		c.ends = c.fullAt(c.begins, own)
-	}
-}
-
 // empty gives a key its whole limit again, less the tokens in hand of others.
 func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
 	if c.sum = inHand; l.Algorithm == ratelimit.TokenBucket {

@@ -8,8 +8,7 @@ import (
 )
 
 // counters is a bounded table of counters, for keys that this node alone decides about. Keys that other nodes lease
-// (mode routing without a store), and keys with an override, also have records: see lent. It is safe for concurrent
-// use.
+// (mode routing without a store) also have records: see lent. It is safe for concurrent use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -25,9 +24,8 @@ type counterShard struct {
 	// dropped is the time of the last drop of a key with an ended window: a clock that goes back to before it must
 	// not grant that window again. Guarded by mu.
 	dropped ledgerTime
-	rules   ruleNumbers // guarded by mu; in force by overrides
-	slots   int         // guarded by mu; of all keys
-	swept   ledgerTime  // guarded by mu; when it was full, and ended slots were dropped
+	slots   int        // guarded by mu; of all keys
+	swept   ledgerTime // guarded by mu; when it was full, and ended slots were dropped
 	_       [8]byte
 }
 
@@ -98,12 +96,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	k, asked := s.of(c), &a.Rule.Limit
-	if in := s.rule(now, k, a); in != a.Rule {
-		own := *a
-		own.Rule, v.Limit = in, &in.Limit
-		a = &own
-	}
+	k := s.of(c)
 	// The key is new, and needs no counter, unless it shares a budget.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := p.before(a)
@@ -118,7 +111,6 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	if k != nil {
 		k.decide(now, &c.Val, a, v)
-		c.Val.keep(asked)
 	} else {
 		c.Val.decide(now, a, v)
 	}
@@ -132,15 +124,10 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	own := *a
-	own.Rule = s.rule(now, s.of(c), a)
-	v.Limit = inForce(a.Rule, own.Rule)
-	if now, c = p.enter(s, now, id, c, &own); c == nil {
+	if now, c = p.enter(s, now, id, c, a); c == nil {
 		return Lease{}, false
 	}
-	x = s.beside(c).decideFor(now, &c.Val, h, m, &own, v)
-	c.Val.keep(&a.Rule.Limit)
-	return x, true
+	return s.beside(c).decideFor(now, &c.Val, h, m, a, v), true
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
@@ -220,7 +207,7 @@ func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
 }
 
 // undo takes back the bookings of a verdict, if its key is still here.
-func (p *counters) undo(now ledgerTime, key []byte, a *ask, v *verdict) {
+func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	if a.OfSlot() {
 		p.undoSlot(a)
 		return
@@ -228,8 +215,7 @@ func (p *counters) undo(now ledgerTime, key []byte, a *ask, v *verdict) {
 	s, _, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
-		c.Val.undo(&s.rule(now, s.of(c), a).Limit, v)
-		c.Val.keep(&a.Rule.Limit)
+		c.Val.undo(&a.Rule.Limit, v)
 	}
 }
 

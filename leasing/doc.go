@@ -18,8 +18,8 @@
 // Here are the shells around them, with locks, queues and clocks:
 //
 //   - [Fleet] is a node of a fleet: the table of keys (shard.go), requests that wait (call.go), messages in flight
-//     (lane.go, batch.go), background work (sweep.go, attend.go), outages (failure.go), views (look.go, stats.go),
-//     limits of keys set at run time (overrides.go). [Stepped] is a Fleet without goroutines, for simulations.
+//     (lane.go, batch.go), background work (sweep.go, attend.go), outages (failure.go), views (look.go, stats.go).
+//     [Stepped] is a Fleet without goroutines, for simulations.
 //   - [Local] is a node that decides alone, or that owns keys (mode routing without a store). A key is a counter, and
 //     nothing ever waits.
 //   - [Limiter] is a Fleet or a Local, for programs that limit their own calls.

@@ -54,6 +54,7 @@ var loads = []struct {
 		case 300:
 			s.override(ratelimit.Override{Requests: l.Requests / 3})
 		case 600:
+			l.Ceiling = 9 * l.Requests
 			s.override(ratelimit.Override{Unlimited: true})
 		}
 		return []ask{{Cost: 1}}

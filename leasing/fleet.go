@@ -59,12 +59,11 @@ type names struct {
 type sweeper struct {
 	part     int // number of the next sweep, of sweepParts
 	gauged   gauges
-	leaving  atomic.Bool                 // the node ends: only waiting requests cause claims
-	restates atomic.Bool                 // single accounts may be lost: all totals are to be stated again
-	missed   atomic.Bool                 // recalls may have been missed: likewise
-	restated instant                     // time of the last such restatement; 0: never
-	stated   int                         // claims of it so far
-	lost     chan account.OverrideChange // overrides that the ledger lost
+	leaving  atomic.Bool // the node ends: only waiting requests cause claims
+	restates atomic.Bool // single accounts may be lost: all totals are to be stated again
+	missed   atomic.Bool // recalls may have been missed: likewise
+	restated instant     // time of the last such restatement; 0: never
+	stated   int         // claims of it so far
 }
 
 // Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
@@ -100,11 +99,11 @@ func NewFleet(
 	ignore := func(error) {}
 	f := &Fleet{
 		FleetOptions: FleetOptions{
-			Nodes: unknownNodes, Peers: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
+			Nodes: unknownNodes, Peers: unknownNodes, OnFailure: ignore, OnWarning: ignore,
+			Random: rand.Float64, //nolint:gosec // no secret
 		},
 		ledger: ledger, clock: clock, names: names{name: holder},
 		sweeper: sweeper{
-			lost:   make(chan account.OverrideChange, mostLost),
 			gauged: gauges{sums: map[*ratelimit.RuleCounters]gauge{}},
 		},
 		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
@@ -154,11 +153,6 @@ func (f *Fleet) Run(ctx context.Context) {
 	if s, ok := f.ledger.(server); ok {
 		all.Go(func() { f.attend(ctx, s) })
 	}
-	if l, ok := f.ledger.(account.Overrider); ok {
-		for range senders {
-			all.Go(func() { f.restateOverrides(ctx, l) })
-		}
-	}
 	tick := time.NewTicker(SweepEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -206,20 +200,12 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	s, id, c := f.find(a.Key)
 	defer s.mu.Unlock()
-	if c == nil || s.rules.of(c).asked != a.Rule {
+	if c == nil || s.rules.of(c) != a.Rule {
 		return false
 	}
 	k := s.entry(now, id, c)
-	if in := k.rule(); in == a.Rule {
-		if !k.Spend(now, a, v) {
-			return false
-		}
-	} else {
-		own := *a
-		if own.Rule = in; !k.Spend(now, &own, v) {
-			return false
-		}
-		v.Limit = &in.Limit
+	if !k.Spend(now, a, v) {
+		return false
 	}
 	v.Window = k.account(&a.Rule.Limit)
 	if k.use.flight == nil {
@@ -321,8 +307,15 @@ func (f *Fleet) laneOf(name string) *lane {
 var _ interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
-	ratelimit.Overrider
 } = (*Fleet)(nil)
+
+// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older.
+func (f *Fleet) recallLocked(now instant, k entry) {
+	k.Recalled(now)
+	if fl, _ := f.joinLocked(k); fl != nil && fl.written {
+		fl.again = true
+	}
+}
 
 // renewLocked sends a message in the background, if there is something to report or to claim.
 func (f *Fleet) renewLocked(now instant, k entry) {

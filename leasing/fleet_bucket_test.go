@@ -225,25 +225,6 @@ func TestOneASecondIsUsed(t *testing.T) {
 	}
 }
 
-// A key without requests stays in the table for its override, or for a removed one, for an hour and not for longer.
-func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
-	for algorithm := range ratelimit.RateAlgorithms() {
-		for _, removed := range []bool{false, true} {
-			limit := bucketOf(20, 20, ratelimit.Minute)
-			limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
-			s := newStrictStage(t, 1, limit, nil)
-			s.ask(0, "k", 1)
-			if s.override(ratelimit.Override{Requests: 50}); removed {
-				s.override(ratelimit.Override{Removed: true})
-			}
-			s.ask(0, "k", 1)
-			if after := s.dropped("k"); after < time.Hour || after > time.Hour+5*time.Minute {
-				t.Errorf("%v, removed %v: the key goes after %v", ratelimit.Algorithm(algorithm), removed, after)
-			}
-		}
-	}
-}
-
 // A bucket that the store drops, because it is full by the rule, is no lost account under a lower override.
 func TestLoweredBucketIsNoLostAccount(t *testing.T) {
 	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
@@ -282,23 +263,6 @@ func (s *stage) sweep() {
 	s.run(&s.timers)
 	s.nodes[0].Sweep(s.now)
 	s.settle()
-}
-
-// dropped is the time until the first node drops a key without requests, within two hours.
-func (s *stage) dropped(key string) time.Duration {
-	n := s.nodes[0]
-	for start := s.now; s.now.Sub(start) < 2*time.Hour; {
-		// Others bring the store's time, and make the table grow.
-		for i := 0; s.now%instant(30*time.Second) == 0 && i < 20; i++ {
-			s.ask(0, fmt.Sprint("other", i), 1)
-		}
-		s.sweep()
-		of, _, c := n.find([]byte(key))
-		if of.mu.Unlock(); c == nil {
-			return s.now.Sub(start)
-		}
-	}
-	return 0
 }
 
 // Records of a bucket in use go with the names that nodes have left. Settlements of a slow one need no other names.

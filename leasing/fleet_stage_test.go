@@ -187,15 +187,12 @@ func (s *stage) overdue(node int, a ask) ratelimit.Verdict {
 	return v[0]
 }
 
-// override sets the override of a key "k", at the first node.
+// override puts an override in force at all nodes, which then ask under a rule of its own.
 func (s *stage) override(o ratelimit.Override) {
-	s.Helper()
-	n, a := s.nodes[0], ask{Rule: s.rule, Key: []byte("k")}
-	n.ledger = s.ledger
-	if _, err := n.SetOverride(context.Background(), s.now, &a, &o, ratelimit.Match{Any: true}); err != nil {
-		s.Fatal(err)
-	}
-	s.goOn(100 * time.Millisecond)
+	own := *s.rule
+	own.Limit = own.Limit.Under(&o)
+	own.Limit.Ceiling = 0
+	s.rule = &own
 }
 
 // key is what a node has of a key.

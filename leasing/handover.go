@@ -61,8 +61,7 @@ type Account struct {
 	Begins, Ends ratelimit.LedgerTime
 	Limit        ratelimit.Tokens // for views; 0: unknown
 
-	Lessees  []Lessee
-	Override account.Overridden // of the key; its Set is 0 if there is none
+	Lessees []Lessee
 }
 
 // TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
@@ -80,9 +79,6 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	}
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
-		if k.over != nil {
-			x.Override = k.over.Overridden
-		}
 	}
 	if ok = !s.dead(c, at); ok {
 		s.forget(id)
@@ -112,9 +108,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	}
 	c.Mark, c.Note = c.Mark|isOwned, l.tracked.limits.note(x.Limit)
 	k := s.of(c)
-	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
+	if len(x.Lessees) > 0 || x.Algorithm == ratelimit.Concurrency {
 		k = s.beside(c)
-		s.adoptOverride(k, &x.Override)
 	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
 	if x.Algorithm == ratelimit.Concurrency {

@@ -358,7 +358,7 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	fl := newFlight(k)
 	fl.beyond = beyond
 	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k)}
-	fl.rule = k.shard.rules.of(k.cell).asked
+	fl.rule = k.rule()
 	if counts {
 		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
 	}
@@ -404,9 +404,8 @@ func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
 		return
 	}
 	if g.Err == nil {
-		judged, beyond := *fl.rule, fl.beyond
-		judged.Limit = fl.message.Claim.Limit
-		reconcile(&judged, &beyond, fl, g)
+		beyond := fl.beyond
+		reconcile(fl.rule, &beyond, fl, g)
 	}
 	f.endLate(fl)
 }

@@ -65,7 +65,6 @@ const scarce = time.Second
 type lent struct {
 	lessees []Lessee
 	slots   account.Slots // taken, under a concurrency limit
-	over    *ownOverride  // nil: none was set
 	soonest ledgerTime    // earliest end of a bucket's lease
 	refused ledgerTime    // time of the last refusal
 }
@@ -231,10 +230,9 @@ func (k *lent) expire(now ledgerTime, c *counter, l *ratelimit.Limit) {
 	}
 }
 
-// live tells whether a bucket has a current lease, or the record of an override.
+// live tells whether a bucket has a current lease.
 func (k *lent) live(now ledgerTime) bool {
-	return k.over != nil && now < k.over.Until() ||
-		slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
+	return slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
 }
 
 // forget drops records that can no longer matter: those of a window that no sum includes, or of a bucket's lease that

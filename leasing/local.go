@@ -130,15 +130,14 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 
 // Undo implements [ratelimit.Limiter]. It ignores the verdict of another limiter (an owner's, or a fallback's), which
 // charged nothing here.
-func (l *Local) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	at := l.LedgerNow(now)
+func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		switch verdicts[i].Source {
 		case ratelimit.FromLease, ratelimit.FromClaim:
-			l.tracked.undo(at, asks[i].Key, &asks[i], &verdicts[i])
+			l.tracked.undo(asks[i].Key, &asks[i], &verdicts[i])
 		case ratelimit.FromOverflow:
 			var buf [2 * ratelimit.MaxKeyLen]byte
-			l.overflow.undo(at, l.overflowKey(buf[:0], &asks[i]), &asks[i], &verdicts[i])
+			l.overflow.undo(l.overflowKey(buf[:0], &asks[i]), &asks[i], &verdicts[i])
 		case ratelimit.FromOwner, ratelimit.FromDrift, ratelimit.FromFallback:
 		}
 	}

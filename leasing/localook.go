@@ -27,7 +27,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	if k != nil && a.OfSlot() { // without slots whose time is over
 		s.decideSlots(at, k, c, &ask{Rule: a.Rule, Kind: ratelimit.Peek}, &verdict{})
 	}
-	v.Ledger = c.Val.look(at, s.rule(at, k, a))
+	v.Ledger = c.Val.look(at, a.Rule)
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
 	if k != nil {
 		for _, r := range k.lessees {
@@ -81,7 +81,6 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		all.add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
 				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
-				Overridden: s.of(c).overridden(at),
 			}
 		})
 	})
@@ -103,7 +102,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 		return nil // it has its whole limit
 	}
 	k, inHand := s.of(c), tokens(0)
-	own := s.rule(at, k, a).Limit
+	own := a.Rule.Limit
 	if k != nil {
 		k.expire(at, &c.Val, &own)
 		for i := range k.lessees { // as last reported

@@ -15,24 +15,21 @@ type books interface {
 
 // Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
-	own := *a.Rule
+	rule := a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	w, part := f.lookHere(now, a, &v)
 	of, ok := f.ledger.(books)
 	if !ok {
 		return v
 	}
-	if w == 0 && own.Limit.Algorithm != ratelimit.TokenBucket {
+	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
 		there := f.laneOf(v.Account).time()
 		early, _ := there.Between(now)
-		w = own.Limit.WindowAt(early)
+		w = rule.Limit.WindowAt(early)
 	}
-	if o, overridden, _ := f.Override(ctx, now, a); overridden {
-		own.Limit = own.Limit.Under(&o)
-	}
-	alone := f.alone.DecideShare(now, &ask{Rule: &own, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	alone := f.alone.DecideShare(now, &ask{Rule: rule, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
 	v.Alone = max(0, min(alone, part))
-	is, err := of.Look(ctx, v.Account, w, &own.Limit)
+	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
 	if err != nil {
 		v.LedgerError = err.Error()
 	}
@@ -85,7 +82,6 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 				return ratelimit.HotKey{
 					Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
 					Spent: k.Spent, Unspent: k.InHand(now), Limit: rule.Limit.Capacity(),
-					Overridden: rule != s.rules.of(c).asked,
 				}
 			})
 		}

@@ -23,7 +23,7 @@ func TestPageConstants(t *testing.T) {
 		s := &f.shards[0]
 		c := &cell{}
 		c.Val.Part = hold.Part{Deadline: hold.Never, Sum: sum}
-		c.Val.rule = s.rules.number(ruleKey{asked: rule})
+		c.Val.rule = s.rules.number(rule)
 		if f.keptIdle(entry{Entry: hold.Entry{Key: &c.Val.Key}, shard: s, cell: c}) {
 			kept = int(sum)
 		}

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"strings"
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -18,10 +17,8 @@ type shard struct {
 	most  int                  // maximum of uses, while some of them may be dropped
 	hand  int                  // guarded by mu; position of the search for a use to drop
 	rules ruleNumbers          // guarded by mu
-	// overs are the last overrides, or removals, of keys. Guarded by mu.
-	overs map[keytable.ID]*ratelimit.Override
-	seq   uint64 // guarded by mu: of claims
-	sent  uint32 // guarded by mu: number of the last message
+	seq   uint64               // guarded by mu: of claims
+	sent  uint32               // guarded by mu: number of the last message
 	_     [32]byte
 }
 
@@ -57,7 +54,6 @@ const (
 // open makes an empty shard that tracks at most maxKeys keys.
 func (s *shard) open(arena *keytable.Arena, maxKeys int) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
-	s.overs = map[keytable.ID]*ratelimit.Override{}
 }
 
 // entry is the complete state of one key, while its shard is locked.
@@ -76,8 +72,8 @@ func (k *entry) account(l *ratelimit.Limit) window {
 	return k.Window
 }
 
-// rule is the one in force.
-func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell).rule }
+// rule is that of the key's last request.
+func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell) }
 func (k *entry) key() []byte           { return k.shard.keys.Key(k.cell) }
 func (k *entry) id() keytable.ID       { return k.use.id }
 
@@ -159,15 +155,11 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// trackLocked makes a cell for a key; nil: there is no room. Only a full table drops a key that is tracked for its
-// override.
+// trackLocked makes a cell for a key; nil: there is no room.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
-	full := s.keys.Len() == s.keys.Limit()
-	c := s.keys.Add(id, a.Key, func(c *cell) bool {
-		return (full || !s.remembers(now, c)) && f.mayGoLocked(s, now, c)
-	})
+	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
-		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(ruleKey{asked: a.Rule})}
+		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(a.Rule)}
 	}
 	return c
 }
@@ -180,7 +172,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	if k.unreported(now) {
 		return false
 	}
-	counts := k.Counts(now, &s.rules.of(c).rule.Limit)
+	counts := k.Counts(now, &s.rules.of(c).Limit)
 	if counts && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
@@ -191,7 +183,6 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 		s.leave(k.use - 1)
 	}
 	s.rules.leave(k.rule)
-	delete(s.overs, c.ID())
 	f.forgotten.Add(1)
 	if counts {
 		f.stats.evicted.Add(1)
@@ -199,46 +190,34 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short numbers for the rules of keys, with their limits in force. A rule that a reload has replaced
-// keeps its number while keys use it.
+// ruleNumbers are short numbers for the rules of keys. A rule that a reload has replaced keeps its number while keys
+// use it.
 type ruleNumbers struct {
-	numbers map[ruleKey]uint32
+	numbers map[*ratelimit.Rule]uint32
 	uses    []ruleUse // by number
 	free    []uint32
 }
 
-// ruleKey is the rule of a key's requests, and of a key in overs the limit in force: keys share it.
-type ruleKey struct {
-	asked *ratelimit.Rule
-	limit ratelimit.Limit // the zero one: there is no override
-}
-
 type ruleUse struct {
-	ruleKey
-	rule *ratelimit.Rule // in force: the asked one, or one with the override's limit
+	rule *ratelimit.Rule
 	keys int
 }
 
-func (n *ruleNumbers) of(c *cell) *ruleUse { return &n.uses[c.Val.rule] }
+func (n *ruleNumbers) of(c *cell) *ratelimit.Rule { return n.uses[c.Val.rule].rule }
 
 // number is the rule's, for one more key.
-func (n *ruleNumbers) number(r ruleKey) uint32 {
+func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {
 	number, ok := n.numbers[r]
 	if !ok {
 		if n.numbers == nil {
-			n.numbers = map[ruleKey]uint32{}
+			n.numbers = map[*ratelimit.Rule]uint32{}
 		}
 		if last := len(n.free) - 1; last >= 0 {
 			number, n.free = n.free[last], n.free[:last]
 		} else {
 			number, n.uses = uint32(len(n.uses)), append(n.uses, ruleUse{})
 		}
-		n.numbers[r], n.uses[number] = number, ruleUse{ruleKey: r, rule: r.asked}
-		if none := (ratelimit.Limit{}); r.limit != none && r.limit != r.asked.Limit {
-			own := *r.asked
-			own.Limit = r.limit
-			n.uses[number].rule = &own
-		}
+		n.numbers[r], n.uses[number] = number, ruleUse{rule: r}
 	}
 	n.uses[number].keys++
 	return number
@@ -248,32 +227,18 @@ func (n *ruleNumbers) number(r ruleKey) uint32 {
 func (n *ruleNumbers) leave(number uint32) {
 	u := &n.uses[number]
 	if u.keys--; u.keys == 0 {
-		delete(n.numbers, u.ruleKey)
+		delete(n.numbers, u.rule)
 		*u = ruleUse{}
 		n.free = append(n.free, number)
 	}
 }
 
-// over is the last override of a key; one that is not Set: none.
-func (s *shard) over(c *cell) (o ratelimit.Override) {
-	if s.rules.of(c).limit.Ceiling > 0 {
-		o = *s.overs[c.ID()]
-	}
-	return o
-}
-
-// move changes the rule of a key, or its override; one that is not Set: none.
-func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
-	old, to := c.Val.rule, ruleKey{asked: asked}
-	if over.Set > 0 && asked.Limit.Overridable() {
-		over.By, over.Reason = strings.Clone(over.By), strings.Clone(over.Reason) // they are part of a reply
-		s.overs[c.ID()], to.limit = &over, asked.Limit.Under(&over)
-	} else {
-		delete(s.overs, c.ID())
-	}
-	c.Val.rule = s.rules.number(to)
+// move changes the rule of a key.
+func (s *shard) move(c *cell, is *ratelimit.Rule) {
+	old, was := c.Val.rule, s.rules.of(c)
+	c.Val.rule = s.rules.number(is)
 	if u := c.Val.use; u != 0 {
-		u, was, is := s.uses[u-1], s.rules.uses[old].rule, s.rules.of(c).rule
+		u := s.uses[u-1]
 		if is.Limit.Capacity() < was.Limit.Capacity() {
 			u.Drifted, u.Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
 		}

@@ -89,7 +89,6 @@ func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *a
 func (s *counterShard) forget(id keytable.ID) {
 	if k := s.lent[id]; k != nil {
 		s.slots -= len(k.slots)
-		s.override(k, nil)
 		delete(s.lent, id)
 	}
 }

@@ -134,16 +134,6 @@ func (b *Batch) Fail(err error) {
 	b.failed(err)
 }
 
-// Lost is an override that the ledger has lost, for the driver to set again; ok is false if there is none.
-func (s *Stepped) Lost() (c account.OverrideChange, ok bool) {
-	select {
-	case c = <-s.lost:
-		return c, true
-	default:
-		return c, false
-	}
-}
-
 // Sweep looks after a part of the keys; see SweepEvery.
 func (s *Stepped) Sweep(now instant) { s.sweep(now) }
 

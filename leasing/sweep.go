@@ -76,12 +76,8 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
 	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
-		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
-		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
-		if idle && stays && c.Val.stated == life && !c.Val.unreported(now) {
-			return false
-		}
-		return f.enterLocked(now, &there, k) && idle && !stays
+		// Ended windows are reported, and keys without requests are dropped.
+		return f.enterLocked(now, &there, k) && unused > rule.Limit.Period()
 	}
 	_, due := k.Due(now, f.sizing(rule))
 	switch {
@@ -90,7 +86,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		early, _ := there.Between(now)
 		switch young := is.epoch.Young(early); {
-		case k.LastAnswer == 0 && s.over(c).Set == 0:
+		case k.LastAnswer == 0:
 			c.Val.stated = life
 		case !young || max(k.Taken, k.Spent) >= 0: // what credits charges of others is stated after these
 			f.stated++
@@ -108,19 +104,6 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		s.leave(c.Val.use - 1)
 	}
 	return false
-}
-
-// remembered is the time for which a key with an override, or a removed one, is tracked after its last window (a
-// bucket: after its last answer). The node restates it after a loss of data.
-const remembered = time.Hour
-
-// remembers tells whether a key is tracked for its override alone.
-func (s *shard) remembers(now instant, c *cell) bool {
-	last := c.Val.Till
-	if last == hold.Never {
-		last = c.Val.LastAnswer
-	}
-	return s.over(c).Set > 0 && now.Sub(last) < remembered
 }
 
 // unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.

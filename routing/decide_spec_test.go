@@ -45,21 +45,6 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 	}
 }
 
-// A peer says by which limit it has decided, if that is an override.
-func TestVerdictHasTheLimitInForce(t *testing.T) {
-	a := &ask{Rule: routed(1000), Cost: 1}
-	a.Rule.Limit.Ceiling = 5000
-	for _, x := range []struct {
-		override *wire.Override
-		taken    bool
-	}{{&wire.Override{Requests: 7}, true}, {&wire.Override{Requests: -1}, false}, {&wire.Override{Burst: int64(ratelimit.MaxLimit) + 1}, false}} {
-		v, ok := verdictOf(a, &call{reply: &wire.Reply{Status: answered, Override: x.override}})
-		if ok != x.taken || ok && (v.Limit == nil || v.Limit.Requests != 7) {
-			t.Errorf("of the limit %v the verdict is %+v, %v", x.override, v, ok)
-		}
-	}
-}
-
 // What a peer says is taken where it can be meant.
 func TestVerdictOfAPeer(t *testing.T) {
 	s := newScript(t, 1, 10)

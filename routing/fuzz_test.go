@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -44,7 +45,7 @@ var base = time.Unix(1_800_000_000, 0)
 func newTarget(t *testing.T) *target {
 	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7}}
 	local := leasing.NewLocal(64, x.now, base)
-	x.core = newCore(Options{Addr: "own:1"}, func() instant { return x.now }, local) // small: each input has its own
+	x.core = newCore(Options{Addr: "own:1", Table: newTable()}, func() instant { return x.now }, local) // small: each input has its own
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
 	x.storeless(local)
@@ -58,6 +59,19 @@ func newTarget(t *testing.T) *target {
 	x.peer.acked = x.changes
 	x.waits()
 	return x
+}
+
+func newTable() *table.Table {
+	return table.New(func(*table.Record) (any, error) { return nil, nil })
+}
+
+// records is a message with a record of another node's table.
+func (x *target) records() []byte {
+	of := table.Alone{Table: newTable(), Wall: func() time.Time { return base }}
+	if _, err := of.Set(context.Background(), table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
+		x.t.Fatal(err)
+	}
+	return table.NewStream(of.Table).Next()
 }
 
 // waits has calls wait for replies.
@@ -197,12 +211,10 @@ func frames(x *target) map[string]*wire.Frame {
 	window := routed(10).Limit.WindowAt(ratelimit.LedgerTime(here))
 	lessees := []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Window: window, Taken: 4, Hand: 3}}
 	return map[string]*wire.Frame{
-		"asks": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
-		"undo": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
-		"overrides": {Asks: []*wire.Ask{
-			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleBytes(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
-			{Id: 2, List: &wire.List{Most: 9}},
-		}},
+		"asks":         {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
+		"undo":         {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
+		"table":        {Table: x.records()},
+		"half a table": {Table: []byte{9}},
 		"leases": {Asks: []*wire.Ask{
 			{Id: 1, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 1, Want: 5}},
 			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},
@@ -265,6 +277,8 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		{"parcel", nil},
 		{"future", []string{"account", "sent"}},
 		{"lies", []string{"reply", "lease"}},
+		{"table", nil},
+		{"half a table", []string{"frame"}},
 		{"receipts", []string{"receipt"}},
 	} {
 		x := newTarget(t)

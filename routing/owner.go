@@ -2,9 +2,11 @@ package routing
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -77,3 +79,21 @@ func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring
 // askAgain is the wait before another attempt at a node that is not the owner in its own view. Nodes do not see
 // a change of the ring at the same time.
 const askAgain = time.Millisecond
+
+// resetTime is the time for which a reset waits for the account of its key.
+const resetTime = time.Second
+
+var errAway = errors.New("the key's account is on its way between nodes: try again")
+
+// Reset clears the usage of a key of this node's own, without a store. The account may be on its way here.
+func (c *core) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	peek, v := []ask{{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}}, make([]verdict, 1)
+	w := c.newWaiting(ctx, now, peek, v)
+	for w.until = now.Add(resetTime); w.advance(now); now = c.clock() {
+		c.hands.sleep(w)
+	}
+	if v[0].Source == ratelimit.FromFallback {
+		return errAway
+	}
+	return c.local.Reset(ctx, now, a)
+}

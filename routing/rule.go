@@ -22,7 +22,6 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	m := &wire.Rule{
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
-		Ceiling:      int64(r.Limit.Ceiling),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), Audit: c.Audit,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
@@ -92,7 +91,7 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
-		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) ||
+		!limits(m.GetRequests(), m.GetBurst(), m.GetLeaseFixed()) ||
 		m.GetMultiplier() > ratelimit.Unit(m.GetUnit()).MostMultiplier() ||
 		len(m.GetDomain())+len(m.GetPath()) > maxRuleName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
@@ -101,7 +100,6 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		Algorithm: ratelimit.Algorithm(m.GetAlgorithm()),
 		Unit:      ratelimit.Unit(m.GetUnit()), Multiplier: m.GetMultiplier(),
 		Requests: ratelimit.Tokens(m.GetRequests()), Burst: ratelimit.Tokens(m.GetBurst()),
-		Ceiling: ratelimit.Tokens(m.GetCeiling()),
 	}
 	if err := readCalendar(m, &r.Limit); err != nil {
 		return nil, err

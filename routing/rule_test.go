@@ -22,8 +22,7 @@ func billed(r *ratelimit.Rule) {
 // owner's lease.
 func TestRulesTravel(t *testing.T) {
 	rows := map[string]func(*ratelimit.Rule){
-		"a ceiling": func(r *ratelimit.Rule) { r.Limit.Ceiling = 5000 },                        // the owner reads overrides up to it
-		"refunds":   func(r *ratelimit.Rule) { r.Coordination.OnDeny = ratelimit.DenyRefunds }, // leases for Envoys refund
+		"refunds": func(r *ratelimit.Rule) { r.Coordination.OnDeny = ratelimit.DenyRefunds }, // leases for Envoys refund
 		"a lease": func(r *ratelimit.Rule) {
 			c := &r.Coordination
 			c.Lease.Fixed, c.StoreDeadline = 7, 30*time.Millisecond
@@ -32,9 +31,6 @@ func TestRulesTravel(t *testing.T) {
 		"a year of seconds": func(r *ratelimit.Rule) { r.Limit.Unit, r.Limit.Multiplier = ratelimit.Second, 31_536_000 },
 		"a long name in the audit": func(r *ratelimit.Rule) {
 			r.Coordination.Audit, r.Path = true, strings.Repeat("é", maxRuleName)
-		},
-		"a bucket for overrides alone": func(r *ratelimit.Rule) {
-			r.Limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Ceiling: 9}
 		},
 	}
 	for mode := range ratelimit.ModeNames() {
@@ -73,7 +69,6 @@ func TestOddRulesAreRefused(t *testing.T) {
 		{"a unit of an earlier release", plain, func(m *wire.Rule) { m.Unit = 200 }},
 		{"a limit below 0", plain, func(m *wire.Rule) { m.Requests = -1 }},
 		{"a period beyond all time", plain, func(m *wire.Rule) { m.Multiplier = 2 }},
-		{"a ceiling below 0", plain, func(m *wire.Rule) { m.Ceiling = -1 }},
 		{"no billing day", billed, func(m *wire.Rule) { m.BillingDay = 0 }},
 		{"billing day 32", billed, func(m *wire.Rule) { m.BillingDay = 32 }},
 		{"no zone", billed, func(m *wire.Rule) { m.TimeZone = "" }},

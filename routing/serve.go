@@ -46,6 +46,9 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		}
 		reply(&wire.Reply{Id: m.GetId(), Found: c.answerFetch(now, from.addr, m)})
 	}
+	if m := f.GetTable(); len(m) > 0 && !c.receiveTable(now, m) {
+		c.malformed(rejectedFrame)
+	}
 	if p := f.GetParcel(); p != nil {
 		// Requests wait for these, and a parcel takes a while.
 		if len(a.Replies) > 0 {
@@ -108,17 +111,11 @@ func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*
 	asks := make([]ask, 0, len(msgs))
 	states := make([]askState, 0, len(msgs))
 	for _, m := range msgs {
-		var a ask
-		var err error
-		if m.GetList() == nil {
-			a, err = c.askOf(m)
-		}
+		a, err := c.askOf(m)
 		switch {
 		case err != nil:
 			c.malformed(rejectedAsk)
 			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: malformed})
-		case m.GetList() != nil:
-			s.ready = append(s.ready, c.listFor(now, m.GetId(), m.GetList()))
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
 			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: c.undoFor(now, &a, m)})
@@ -135,11 +132,8 @@ func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*
 	return s
 }
 
-// errandOf is what is done for an ask of a peer: a change of an override, or the peer leases the key; nil: nothing.
+// errandOf is what is done for an ask of a peer that leases the key; nil: nothing.
 func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
-	if m.GetChange() != nil {
-		return settingOf(m.GetChange())
-	}
 	if m.GetTotals() == nil || c.inStore() {
 		return nil
 	}
@@ -202,9 +196,6 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.see(i)
 		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
-		if l := v.Limit; l != nil {
-			r.Override = &wire.Override{Requests: int64(l.Requests), Burst: int64(l.Burst)}
-		}
 		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
 		if x := s.states[i].errand; x != nil {
 			x.reply(r)
@@ -235,9 +226,6 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, err
 	}
 	kind := ratelimit.Kind(m.GetKind())
-	if x := m.GetChange(); x != nil && (kind != ratelimit.Peek || c.inStore() || settingOf(x) == nil) {
-		return ratelimit.Ask{}, errMessage
-	}
 	// An undo is about what a spend was charged.
 	if m.GetKind() == undo {
 		kind = ratelimit.Spend

@@ -107,10 +107,19 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member) error {
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
+	table, look := r.tableStream(), time.NewTicker(tableEvery)
+	defer look.Stop()
+	if err := sendTable(table, stream.Send); err != nil {
+		return err
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-look.C:
+			if err := sendTable(table, stream.Send); err != nil {
+				return err
+			}
 		// A ping is answered, so that both sides get messages while there are no asks.
 		case <-ping.C:
 			if err := stream.Send(m.ping(r.stamp())); err != nil {

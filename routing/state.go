@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -197,6 +198,8 @@ type Options struct {
 	// for dialling, TLS 1.3; nil: with certificates that prove nothing, so that the secret is needed
 	TLS     credentials.TransportCredentials
 	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
+	// Table, if set, is one that all nodes of a ring without a store have.
+	Table *table.Table
 	// OnPeer, if set, is called with each failure of a peer. It must not block.
 	OnPeer func(addr string, err error)
 }

@@ -187,16 +187,6 @@ func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked
 	s.Pump()
 }
 
-// SetOverride sets the override of an ask's key at its owner, or removes it with nil; done is called with the outcome.
-func (s *Stepped) SetOverride(a *ratelimit.Ask, o *ratelimit.Override, done func(ratelimit.Override, error)) {
-	var is ratelimit.Override
-	var err error
-	s.begin(&task{done: func() { done(is, err) }}, func(ctx context.Context) {
-		is, err = s.atOwner(ctx, s.o.Clock(), a, &setting{set: o, match: ratelimit.Match{Any: true}})
-	})
-	s.Pump()
-}
-
 // Undo takes back what verdicts charged.
 func (s *Stepped) Undo(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	s.core.Undo(s.o.Clock(), asks, verdicts)

@@ -34,22 +34,13 @@ func verdictOf(a *ask, call *call) (v verdict, ok bool) {
 		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		return verdict{}, false
 	}
-	limit := a.Rule.Limit
 	v = verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
 		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
 		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()),
 		Window: ratelimit.Window(reply.GetWindow()),
 	}
-	if o := reply.GetOverride(); o != nil {
-		limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst())
-		if !limit.Overridable() || !limits(o.GetRequests(), o.GetBurst()) {
-			return verdict{}, false
-		}
-		own := limit
-		v.Limit = &own
-	}
-	v.ResetAfter = resetOf(&limit, reply.GetResetUs())
+	v.ResetAfter = resetOf(&a.Rule.Limit, reply.GetResetUs())
 	return v, true
 }
 

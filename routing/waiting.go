@@ -201,9 +201,7 @@ func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
 	var totals *leasing.Totals
 	ask := &wire.Ask{}
-	if x, ok := s.errand.(*setting); ok {
-		ask.Change = x.message()
-	} else if !w.inStore() {
+	if !w.inStore() {
 		if m, ok := w.hotHere.Report(now, a); ok {
 			totals = &m
 		}
@@ -236,9 +234,6 @@ func (w *waiting) answered(now instant, i int) waitStep {
 	s, a := &w.states[i], &w.asks[i]
 	call := s.call
 	v, ok := w.read(now, a, call)
-	if x, is := s.errand.(*setting); is && ok {
-		ok = x.apply(call.reply)
-	}
 	s.call = nil
 	switch {
 	case ok:

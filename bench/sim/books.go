@@ -77,10 +77,6 @@ func (b *book) entry(h ratelimit.Holder) *entry {
 // settled books a message, and compares the ledger's answer with the model.
 func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	k := b.named[c.Key]
-	b.overridden(k, c, g)
-	judged := *c
-	judged.Limit = c.Limit.Under(g.Override)
-	c = &judged
 	switch {
 	case errors.Is(g.Err, account.ErrOver):
 		return
@@ -192,7 +188,7 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 		b.violate(-1, k.index, "%d were granted, %d are wanted, and the bucket has %d of %d", g.Granted, c.Want, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
 	hand := g.InHand + g.Total
-	if hand > g.Sum && len(b.Changes)+len(k.sets) == 0 {
+	if hand > g.Sum && len(b.Changes) == 0 {
 		b.violate(-1, k.index, "%d are in hand, and the bucket has %d of %d", hand, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
 }

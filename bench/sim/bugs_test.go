@@ -13,21 +13,6 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{13, plant.Bug{
-		Name: "a claim is judged without its override", File: "leasing/account/cas.go",
-		Right: "judged, own := over.judge(now, *claim), claim.Limit",
-		Wrong: "judged, own := *claim, claim.Limit",
-	}},
-	{66, plant.Bug{
-		Name: "an override does not expire", File: "leasing/account/override.go",
-		Right: "r.Set == 0 || !r.In(now)",
-		Wrong: "r.Set == 0",
-	}},
-	{6071, plant.Bug{
-		Name: "an account moves without its override", File: "leasing/handover.go",
-		Right: "x.Override = k.over.Overridden",
-		Wrong: "_ = k.over.Overridden",
-	}},
 	{1162, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",

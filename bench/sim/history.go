@@ -30,7 +30,6 @@ func History(seed uint64) Options {
 	}
 	h.parts()
 	h.replicas()
-	h.overrides()
 	h.wake()
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 	return h.o

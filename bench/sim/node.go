@@ -198,9 +198,6 @@ func (n *node) answered() {
 	}
 	n.dropDecided()
 	n.send()
-	for c, ok := n.stepped.Lost(); ok; c, ok = n.stepped.Lost() {
-		n.store.tellAgain(n, c, lostTries)
-	}
 	if n.ring != nil {
 		n.ring.Pump()
 		n.send()

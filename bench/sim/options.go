@@ -22,11 +22,9 @@ type Options struct {
 	// none. Not with mode routing.
 	Second  *ratelimit.Rule
 	Changes []Change // of Rule, in the order of their times
-	// Overrides of keys of Rule, whose limit has a ceiling.
-	Overrides []Override
-	Mix       Mix
-	Parts     int `in:"0..64"` // of the ledger, each with its own data and clock; 0: one. Not with mode routing
-	Table     int // maximum of keys that a node tracks; 0: no maximum
+	Mix     Mix
+	Parts   int `in:"0..64"` // of the ledger, each with its own data and clock; 0: one. Not with mode routing
+	Table   int // maximum of keys that a node tracks; 0: no maximum
 	// Ledger, if set, is a real ledger, which replaces the one in memory. It uses the ledger's clock. Not with
 	// mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
@@ -51,14 +49,6 @@ type Change struct {
 	Rule   *ratelimit.Rule
 	Spread time.Duration // from the first node to the last
 	What   string        // changed parts, for the summary
-}
-
-// Override is set at the ledger by an operator, if the ledger answers.
-type Override struct {
-	At  time.Duration
-	Key int
-	To  *ratelimit.Override // nil: it is removed
-	For time.Duration       // time until it ends; 0: never
 }
 
 // Mix has the special requests, each as a share of all. The others spend their cost.

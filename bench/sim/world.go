@@ -55,18 +55,15 @@ type world struct {
 type key struct {
 	index int
 	name  []byte
-	rule  *ratelimit.Rule   // with the largest limit of any node, or of an override so far
-	files []*ratelimit.Rule // of all nodes so far
-	part  *part             // of the ledger
-	parts []*part           // in which it was, and is
+	rule  *ratelimit.Rule // with the largest limit of any node so far
+	part  *part           // of the ledger
+	parts []*part         // in which it was, and is
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
-	spent  map[ratelimit.Holder]spending
-	extra  []extra         // events of this key alone
-	sets   []overridden    // its overrides, in their order
-	unsure int             // changes of its override without an answer
-	held   []ratelimit.Ask // releases that are due
+	spent map[ratelimit.Holder]spending
+	extra []extra         // events of this key alone
+	held  []ratelimit.Ask // releases that are due
 }
 
 // Run plays a run to its end, or to the first violation.
@@ -104,9 +101,6 @@ func newWorld(o *Options) *world {
 	w.prepare()
 	for _, c := range o.Changes {
 		w.queue.Push(int64(c.At), func() { w.change(c) })
-	}
-	for _, x := range o.Overrides {
-		w.queue.Push(int64(x.At), func() { w.override(x) })
 	}
 	if o.Points > 0 {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
@@ -219,12 +213,7 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}
-	if k.rule = larger(k.rule, rule); !slices.Contains(k.files, rule) {
-		k.files = append(k.files, rule)
-		for i := range k.sets {
-			w.mayHave(k, &k.sets[i].Override)
-		}
-	}
+	k.rule = larger(k.rule, rule)
 	w.judges(k)
 	return k
 }
@@ -242,9 +231,9 @@ func larger(a, b *ratelimit.Rule) *ratelimit.Rule {
 	return &own
 }
 
-// judges has a key be judged by what counts now.
+// judges has a key be judged by the largest limit of any node.
 func (w *world) judges(k *key) {
-	is, was := w.inForce(k), k.judge.Limit
+	is, was := k.rule.Limit, k.judge.Limit
 	if is == was {
 		return
 	}

@@ -156,7 +156,6 @@ func inCore(name string) bool {
 
 // flatOnPurpose are structs of the core with more than 12 fields of their own.
 var flatOnPurpose = map[string]string{
-	"Claim":        "a message, whose numbers docs/protocol.md has in this order",
 	"Event":        "a line of JSON, whose names are published",
 	"LeaseLook":    "an object of JSON, whose names are published",
 	"LimiterStats": "counts, each of which is a metric",

@@ -50,13 +50,14 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	if d, err = c.ledger(clock, rules, log); err != nil {
 		return nil, err
 	}
+	limits := overrides.NewTable()
 	if c.Ring.Peers != "" {
-		if d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), d.run, clock, log); err != nil {
+		if d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), limits, d.run, clock, log); err != nil {
 			return nil, err
 		}
 	}
 	d.limiter = newByMode(d.limiter, d.ring, d.slots)
-	d.override(d.shared, rules, clock, log)
+	d.override(limits, rules, clock, log)
 	return d, nil
 }
 

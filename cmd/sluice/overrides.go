@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -27,18 +26,18 @@ func (o *overridden) Stats() ratelimit.LimiterStats { return o.base.Stats() }
 // SyncClock implements limiter.
 func (o *overridden) SyncClock(now ratelimit.Instant, wall time.Time) { o.base.SyncClock(now, wall) }
 
-// override puts the table of overrides before the limiter: a copy of that in the store, or this process's own.
-func (d *decider) override(s store.Store, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
-	t, start, began := overrides.NewTable(), clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
+// override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers.
+func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
+	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
 	here := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
 	at := here
 	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
-	if s == nil {
+	if d.shared == nil {
 		d.beside(func(ctx context.Context) {
 			pace.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
 		})
 	} else {
-		node := table.NewNode(t, s.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
+		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
 		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
 		d.overrides.Keeper = node
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)

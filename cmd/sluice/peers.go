@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -101,12 +102,12 @@ func (f *peerFlags) listens() string {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *sizing.Caps, base limiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options(log)
 	if err != nil {
 		return nil, nil, err
 	}
-	o.OnPeer = peerLog(log)
+	o.OnPeer, o.Table = peerLog(log), shared
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.listens())
 	if err != nil {
 		return nil, nil, fmt.Errorf("PEER_ADDR is %q: %w", f.Addr, err)

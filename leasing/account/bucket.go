@@ -140,12 +140,12 @@ func (b *bucket) grant(c *Claim, want tokens) (need, lease tokens) {
 // used is the burst less the level.
 func (b *bucket) used(burst tokens) tokens { return tokens(roundUp(int64(burst)*Micro-b.level, Micro)) }
 
-// full is the time at which the level alone is full; at least after two slots, when all leases have ended. Usage
-// before an override counts as long as without one, by the rule's own limit.
-func (b *bucket) full(l, own *ratelimit.Limit) instant {
+// full is the time at which the level alone is full; at least after two slots, when all leases have ended.
+func (b *bucket) full(l *ratelimit.Limit) instant {
 	us := 0.0
-	if missing := float64(max(burstOf(l), burstOf(own)))*Micro - float64(b.level); missing > 0 {
-		us = missing / float64(max(l.Requests, own.Requests)) * l.Period().Seconds() // never, without a refill
+	if missing := float64(burstOf(l))*Micro - float64(b.level); missing > 0 {
+		us = missing / float64(l.Requests) * l.Period().Seconds() // never, without a refill
 	}
-	return max(b.at.Add(2*BucketSlot(l)), b.at+instant(min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))))
+	us = min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))
+	return max(b.at.Add(2*BucketSlot(l)), b.at+instant(us))
 }

@@ -1,10 +1,6 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level, carry,
 -- at, hand, old, fence. Lease is the slot of the holder's lease, TTL the length of one.
 local MICRO, MOST_BURST, WAITS, STATED = 1000000, 4294967295, 1000000, -1
-local burst, rate = Limit, was
-if inForce then
-  Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
-end
 local level, carry, at, hand, old, fence = unpacked(redis.call('HGET', KEYS[1], 'b'), '<dddddd')
 local function room() return (Limit - hand - old) * MICRO end
 -- refill adds what returns in that time to the level, and sets the remainder.
@@ -49,10 +45,9 @@ local grant = granted(free, Want - left)
 local lease = grant - max(0, min(grant, Need))
 level, hand, fence = level - grant * MICRO, hand + lease, max(fence + 1, now)
 
--- It expires when the level alone is full, because that loses nothing; and not before leases have ended. Usage before
--- an override counts as long as without one.
-local lacks = max(0, max(Limit, burst) * MICRO - level)
-local wait = min(lacks > 0 and math.ceil(lacks / max(Requests, rate) * Seconds) or 0, 63072000000000)
+-- It expires when the level alone is full, because that loses nothing; and not before leases have ended.
+local lacks = max(0, Limit * MICRO - level)
+local wait = min(lacks > 0 and math.ceil(lacks / Requests * Seconds) or 0, 63072000000000)
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddd', level, carry, at, hand, old, fence))
 redis.call('PEXPIREAT', KEYS[1], text(floor((at + max(2 * TTL, wait) + 999) / 1000)))
 return reply(0, grant, left + lease, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - left - lease,

@@ -124,9 +124,8 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	return k
 }
 
-// subject is the records of a claim in a round: its account, and if it needs them, the previous window's account and
-// the override of its key.
-type subject struct{ own, was, over *state }
+// subject is the records of a claim in a round: its account, and if it needs that, the previous window's account.
+type subject struct{ own, was *state }
 
 // round tries to settle claims, in their order, as if each was sent alone: a claim on a window sees the effect of
 // earlier ones on the previous window. It returns the claims on accounts that others have changed in the meantime; with
@@ -144,13 +143,9 @@ func (l *CAS) round(
 	all := make([]subject, len(left))
 	for n, i := range left {
 		c := &claims[i]
-		all[n] = subject{own: stateOf(l.keyOf(c, c.account())), was: &state{}, over: &state{}}
+		all[n] = subject{own: stateOf(l.keyOf(c, c.account())), was: &state{}}
 		if c.Window > 1 && looksBack(&c.Limit) {
 			all[n].was = stateOf(l.keyOf(c, c.Window-1))
-		}
-		if c.Limit.Overridable() {
-			all[n].over = stateOf(l.recordOf(c.Key))
-			all[n].over.isOverride = true
 		}
 	}
 	before := l.known.Load()
@@ -273,12 +268,9 @@ func (l *CAS) edit(
 	})
 }
 
-// state is an account in a round: as it was read, then as settled. Or it is an override, as it was read.
+// state is an account in a round: as it was read, then as settled.
 type state struct {
 	kept
-	override   Overridden
-	isOverride bool
-
 	version uint64
 	err     error
 	settled bool
@@ -289,31 +281,23 @@ type state struct {
 }
 
 func (s *state) read(r Record) {
-	s.version = r.Version
-	if s.isOverride {
-		s.override, s.err = DecodeOverride(string(r.Data))
-	} else {
-		s.err = s.decode(r.Data)
-	}
+	s.version, s.err = r.Version, s.decode(r.Data)
 }
 
 // settle settles one claim. There is no change if none was kept.
 func (x *subject) settle(now instant, claim *Claim) Grant {
-	a, over := x.own, &x.over.override
-	if err := errors.Join(a.err, x.was.err, x.over.err); err != nil {
+	a := x.own
+	if err := errors.Join(a.err, x.was.err); err != nil {
 		return Grant{Err: err}
 	}
 	var was *kept
 	if x.was.version != 0 || x.was.settled {
 		was = &x.was.kept
 	}
-	judged, own := over.judge(now, *claim), claim.Limit
-	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
 		ask := func(h ratelimit.Holder) { a.asked = append(a.asked, h) }
-		g = a.settle(now, claim, &own, &span, was, ask)
-		g.override(over, &claim.Limit)
+		g = a.settle(now, claim, &span, was, ask)
 	}
 	a.settled = a.settled || g.Err == nil
 	return g

@@ -2,7 +2,6 @@
 -- previous one, of a sliding window. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
 -- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, eagerly, asked, pause, least.
 local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
-Limit = Requests
 if now < Begins or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
 local sum, had, before = integer(got[1]), integer(got[2]), 0

@@ -1,7 +1,7 @@
 -- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
 -- checked before anything is written: another form is an error, and changes nothing.
 local Kind, Seq, Taken, Spent, Need, Want, Unit, TTL, Lease, Limit, Begins, Ends, Over, Requests,
-  Seconds, Slides, Ceiling, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
+  Seconds, Slides, Now = struct.unpack('<ddddddddddddddddd', ARGV[2])
 local max, min, floor = math.max, math.min, math.floor
 local DRAWS, SAFE, CLOSED = 1, 0, -1
 local OVERTAKEN, OVER, SHARE, MOST = 1, 2, 8, 4503599627370496 -- MOST: mostSum
@@ -46,17 +46,10 @@ local function each(f)
   for name, r in pairs(all) do f(name, r) end
 end
 local function text(n) return string.format('%.0f', n) end
--- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
-local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[#KEYS]) or ''
 -- reply: code, seq, granted, total, sum, in hand, cut, fence, time, recalling
-local function reply(code, ...) return struct.pack('<dddddddddd', code, Seq, ...) .. override end
+local function reply(code, ...) return struct.pack('<dddddddddd', code, Seq, ...) end
 local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0) end
 local function granted(free, want) return max(0, min(free, want, max(Need, floor(free / SHARE)))) end
 
 local clock = redis.call('TIME')
 local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except in tests
-if override ~= '' then
-  local version, n, ends = struct.unpack('<Bdd', override)
-  if version ~= 1 then error('no override beside ' .. KEYS[1]) end
-  if n ~= -2 and (ends == 0 or now < ends) then inForce, Requests = true, n < 0 and Ceiling or min(n, Ceiling) end
-end

@@ -20,12 +20,6 @@
 //
 // A holder that ends gives its tokens back. Its record stays until the account is over.
 //
-// The limit of a key may be overridden (override.go), in a record next to its accounts, which the step of each
-// message reads. Guarantee: the override in force when a message is settled judges it, up to the ceiling of the
-// claim's limit. To set, change or remove one changes no account, and so no usage. It recalls all holders of the
-// accounts. It does not promise that a node whose recall is lost reads the override before its next message. Until
-// then, the node may spend its tokens in hand.
-//
 // It cannot detect a ledger's clock that jumps ahead, and so ends eager leases and those of buckets early. It cannot
 // detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
 // account when a holder of it claims, and never that of a sliding window's previous account.

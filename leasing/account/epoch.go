@@ -137,8 +137,8 @@ func (l *Redis) knows(run, replid string) bool {
 	return unread
 }
 
-// tail is the last commands of a trip. A transaction has the draws, and reads the epoch and records of overrides,
-// because each command costs Redis more than another name. The connection then watches the epoch until the next trip.
+// tail is the last commands of a trip. A transaction has the draws, and reads the epoch. The connection then watches
+// the epoch until the next trip.
 type tail struct {
 	queued, exec *redis.Cmd
 	name         *redis.StringCmd // of the connection
@@ -147,49 +147,38 @@ type tail struct {
 // tail sends draws, and the rest of the tail.
 func (t *trip) tail(ctx context.Context, pipe redis.Pipeliner, drawn []int) *tail {
 	epoch := (*t.server.names.Load())[0]
-	read := []any{"mget", epoch}
 	pipe.Do(ctx, "multi")
 	for _, i := range drawn {
-		c := &t.claims[i]
-		t.draw(ctx, pipe, c)
-		if c.Limit.Overridable() {
-			read = append(read, overrideOf(t.prefix, c.Key))
-		}
+		t.draw(ctx, pipe, &t.claims[i])
 	}
-	a := &tail{queued: pipe.Do(ctx, read...), exec: pipe.Do(ctx, "exec")}
+	a := &tail{queued: pipe.Do(ctx, "get", epoch), exec: pipe.Do(ctx, "exec")}
 	pipe.Do(ctx, "watch", epoch)
 	a.name = pipe.ClientGetName(ctx)
 	return a
 }
 
-// replies are those of the transaction: of the draws, and the values of the epoch and of the records.
-func (a *tail) replies() (of, values []any, err error) {
+// replies are those of the transaction: of the draws, and the epoch; "": there is none.
+func (a *tail) replies() (of []any, epoch string, err error) {
 	all, ok := a.exec.Val().([]any)
 	switch err := a.exec.Err(); {
 	case errors.Is(err, redis.Nil):
-		return nil, nil, errReplaced
+		return nil, "", errReplaced
 	case err != nil:
-		return nil, nil, errors.Join(err, a.queued.Err())
+		return nil, "", errors.Join(err, a.queued.Err())
 	case !ok || len(all) == 0:
-		return nil, nil, ErrAnswer
+		return nil, "", ErrAnswer
 	}
+	of = all[:len(all)-1]
 	switch last := all[len(all)-1].(type) {
-	case []any:
-		return all[:len(all)-1], last, nil
+	case nil:
+		return of, "", nil
+	case string:
+		return of, last, nil
 	case error:
-		return nil, nil, last
+		return nil, "", last
 	default:
-		return nil, nil, ErrAnswer
+		return nil, "", ErrAnswer
 	}
-}
-
-// text is a value of a transaction; "" if there is none.
-func text(values []any, i int) string {
-	if i >= len(values) {
-		return ""
-	}
-	s, _ := values[i].(string)
-	return s
 }
 
 // run is the run of the connection's server, if the connection watches its epoch.
@@ -203,7 +192,7 @@ func (a *tail) run() (run string, watches bool) {
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
 // an error if that is unknown: errAway if the server has given its slots away.
-func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error {
+func (t *trip) look(ctx context.Context, a *tail, epoch string, err error) error {
 	if isMoved(a.queued.Err()) { // the slot of the epoch: the server may have others
 		t.stale.Store(true)
 		err = nil
@@ -214,7 +203,7 @@ func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
 	known, written := t.server.life.Load(), t.server.kept.Load() == t.server.names.Load()
-	is, ok := parseLife(text(values, 0))
+	is, ok := parseLife(epoch)
 	run, watches := a.run()
 	certain := written && watches && t.server.looked.Load() == t.doubts.Load()
 	if ok && certain && known != nil && is.server() == known.server() && is.ID == known.ID && same(run, is.run) {

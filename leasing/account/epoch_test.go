@@ -310,13 +310,13 @@ func (f *fake) good(command string, args []string) string {
 	case "exists":
 		return ":1\r\n"
 	case "exec":
-		mget := "*1\r\n" + bulk("1f 1 2 abc def")
-		if f.spoilt == "mget" {
-			mget = f.reply
+		epoch := bulk("1f 1 2 abc def")
+		if f.spoilt == "get" {
+			epoch = f.reply
 		}
-		return "*4\r\n:5\r\n:5\r\n:1\r\n" + mget
+		return "*4\r\n:5\r\n:5\r\n:1\r\n" + epoch
 	case "evalsha":
-		if args[1] == epochScript.Hash() && f.spoilt != "mget" {
+		if args[1] == epochScript.Hash() && f.spoilt != "get" {
 			return bulk("1f 1 2 abc def")
 		}
 		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0))
@@ -396,7 +396,7 @@ func TestGarbage(t *testing.T) {
 		"*3\r\n:9223372036854775807\r\n:5\r\n:1\r\n", "*4\r\n:5\r\n:5\r\n:1\r\n:1\r\n", "*2\r\n$1\r\nx\r\n$1\r\n5\r\n", bulk(strings.Repeat("\xff", 8*answerFields)),
 		bulk(strings.Repeat("\x00", 8*answerFields)), bulk("1f 1 2 abc"), "!\r\n", "$99999\r\nshort\r\n",
 	}
-	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "mget": {0, 1}}
+	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "get": {0, 1}}
 	for f.spoilt = range about {
 		for _, f.reply = range all {
 			grants := f.settles()

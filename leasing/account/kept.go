@@ -9,17 +9,15 @@ type kept struct {
 	over instant
 }
 
-// settle settles a claim of the account at an instant. own is the limit without the override. was is the previous
-// window's account, or nil. ask recalls holders.
-func (k *kept) settle(
-	now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, ask func(ratelimit.Holder),
-) Grant {
+// settle settles a claim of the account at an instant. was is the previous window's account, or nil. ask recalls
+// holders.
+func (k *kept) settle(now instant, c *Claim, at *span, was *kept, ask func(ratelimit.Holder)) Grant {
 	if c.bucket() {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
 		}
 		g := k.bucket.claim(now, c)
-		k.over = k.full(&c.Limit, own)
+		k.over = k.full(&c.Limit)
 		return g
 	}
 	k.over = max(k.over, at.over)
@@ -32,14 +30,6 @@ func (k *kept) settle(
 		return k.draw(now, c, before)
 	}
 	return k.account.claim(now, c, before, ask)
-}
-
-// holders are all holders with a record.
-func (k *kept) holders() (all []ratelimit.Holder) {
-	for i := range k.records {
-		all = append(all, k.records[i].holder)
-	}
-	return all
 }
 
 // look is an account, without the counting part of the previous window.

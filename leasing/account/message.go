@@ -41,8 +41,8 @@ type Claim struct {
 	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
 	// both below 0. Of a token bucket they are those of the lease, and a Spent below 0 is a refund.
 	Taken, Spent tokens
-	// Need is granted as far as it is free, of a bucket only in whole units: each Unit serves a request. A Unit below 1 is
-	// 1. Beyond the need, up to Want is granted, but at most a Share-th of the free tokens in all. Of a bucket, the
+	// Need is granted as far as it is free, of a bucket only in whole units: each Unit serves a request. A Unit below 1
+	// is 1. Beyond the need, up to Want is granted, but at most a Share-th of the free tokens in all. Of a bucket, the
 	// rest of the lease goes on up to Want if there is no need, and else goes back.
 	Need, Want, Unit tokens
 	// TTL is the time from the ledger's settling of the claim after which it may credit the tokens in hand of a window;
@@ -87,8 +87,6 @@ type Grant struct {
 	At instant
 	// Recalling means that other holders were recalled for this need.
 	Recalling bool
-	// Override is the key's override or its removal, which judged the message. Draws must apply it. nil: none.
-	Override *ratelimit.Override
 	// Err means that the message was not settled, or that its result is unknown. Then no other field counts.
 	Err error
 }
@@ -132,7 +130,7 @@ func check(c *Claim) error {
 	case c.Key == "", c.Holder == 0, c.Kind > Draws, !bucket && c.Window == 0, bucket && c.Window < Stated,
 		c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
-		c.Limit.Requests > ratelimit.MaxLimit, c.Limit.Ceiling < 0, c.Limit.Ceiling > ratelimit.MaxLimit,
+		c.Limit.Requests > ratelimit.MaxLimit,
 		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)

@@ -31,7 +31,6 @@ func TestPageConstants(t *testing.T) {
 		"account.mostSum":      one(specpage.Power(int64(mostSum))),
 		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
 		"account.readAgain":    of(readAgain),
-		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.bucketWaits":  of(bucketWaits),
 		"account.BucketSlot":   slots,

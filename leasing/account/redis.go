@@ -300,17 +300,17 @@ func (t *trip) send(ctx context.Context) error {
 	if a == nil {
 		return nil
 	}
-	of, values, err := a.replies()
+	of, epoch, err := a.replies()
 	if errors.Is(err, errReplaced) { // draws were not settled
 		t.doubts.Add(1)
 		t.left = append(t.left, drawn...)
-		return t.look(ctx, a, nil, nil)
+		return t.look(ctx, a, "", nil)
 	}
 	if err != nil {
 		err = errors.Join(err, failed)
 	}
-	t.readDraws(drawn, of, values, err)
-	return t.look(ctx, a, values, err)
+	t.readDraws(drawn, of, err)
+	return t.look(ctx, a, epoch, err)
 }
 
 // readTime reads the time of a trip.
@@ -334,9 +334,6 @@ func (t *trip) names(c *Claim) []string {
 	names := []string{t.nameOf(c.Key, c.account())}
 	if looksBack(&c.Limit) {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
-	}
-	if c.Limit.Overridable() {
-		names = append(names, overrideOf(t.prefix, c.Key))
 	}
 	return names
 }

@@ -14,8 +14,6 @@ func eagerly(ttl time.Duration) func(*Claim) {
 	return func(c *Claim) { c.TTL = ttl }
 }
 
-func at(seq uint64) func(*Claim) { return func(c *Claim) { c.Seq = seq } }
-
 func (b *bench) pass(d time.Duration) { b.now = b.now.Add(d) }
 
 // What would bring an account below nothing is cut, from the record as well: told again after a loss, it would be

@@ -104,19 +104,6 @@ func (s *MemoryStore) dropLocked(before instant) {
 	maps.DeleteFunc(s.records, func(_ string, r memoryRecord) bool { return r.until <= before })
 }
 
-// List implements [Lister].
-func (s *MemoryStore) List(_ context.Context, prefix, after string, n int) (names []string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name := range s.records {
-		if name > after && strings.HasPrefix(name, prefix) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names[:min(n, len(names))], nil
-}
-
 // Evict loses one record without a sign.
 func (s *MemoryStore) Evict(name string) {
 	s.mu.Lock()
@@ -130,9 +117,7 @@ func (s *MemoryStore) Move(key string, to *MemoryStore) {
 	defer s.mu.Unlock()
 	to.mu.Lock()
 	defer to.mu.Unlock()
-	of := func(name string, _ memoryRecord) bool {
-		return strings.HasPrefix(name, "{"+key+"}") || name == overridesOf("")+key
-	}
+	of := func(name string, _ memoryRecord) bool { return strings.HasPrefix(name, "{"+key+"}") }
 	maps.DeleteFunc(to.records, of)
 	for name, r := range s.records {
 		if of(name, r) {
@@ -161,7 +146,4 @@ func (s *MemoryStore) Lose(older *MemoryStore, life string) {
 	s.life = life
 }
 
-var (
-	_ Store  = (*MemoryStore)(nil)
-	_ Lister = (*MemoryStore)(nil)
-)
+var _ Store = (*MemoryStore)(nil)

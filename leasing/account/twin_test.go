@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -46,9 +45,7 @@ type twins struct {
 	memory *Memory
 	key    string
 	limit  ratelimit.Limit
-	told   []Claim            // what each holder last said
-	set    ratelimit.Override // once
-	most   ratelimit.Limit    // the largest in force until now
+	told   []Claim // what each holder last said
 	met    map[string]int
 }
 
@@ -67,8 +64,7 @@ func TestTwins(t *testing.T) {
 	}
 	for _, kind := range []string{
 		"draw", "claim", "overtaken", "over", "cut", "recalling", "granted",
-		"overridden", "overridden draw", "overridden bucket", "changed", "told again", "another version", "unlimited",
-		"removed", "lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "credited", "back",
+		"lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "credited", "back",
 	} {
 		if met[kind] < 5 {
 			t.Errorf("%q came %d times", kind, met[kind])
@@ -91,10 +87,6 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 	if seed%12 == 3 {
 		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
-	if w.limit.Ceiling = w.limit.Requests * tokens(w.IntN(4)) / 2; seed%5 == 0 {
-		w.limit.Ceiling = ratelimit.MaxLimit
-	}
-	w.most = w.limit
 	w.told = make([]Claim, 2+w.IntN(6))
 	return w
 }
@@ -123,9 +115,6 @@ func (w *twins) differ(steps int) string {
 		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {
 			return fmt.Sprintf("step %d at %d, %+v: memory -, Redis +\n%s", step, w.redis.now, c, d)
 		}
-		if d := w.overrides(); d != "" {
-			return d
-		}
 		if err := w.holds(&c); err != nil {
 			return err.Error()
 		}
@@ -142,55 +131,11 @@ func (w *twins) differ(steps int) string {
 	return ""
 }
 
-// overrides sets an override now and then, tells an old one again, or removes it: both answer the same.
-func (w *twins) overrides() string {
-	if w.IntN(8) > 0 {
-		return ""
-	}
-	c := OverrideChange{Key: w.key, Limit: w.limit, Match: ratelimit.Match{Any: true}}
-	c.Override = &ratelimit.Override{Requests: w.some() * tokens(w.IntN(6)), By: "me", Reason: strings.Repeat("ü", w.IntN(100))}
-	switch w.IntN(8) {
-	case 0:
-		c.Override = nil
-		w.met["removed"]++
-	case 1:
-		c.Override.Requests, c.Override.Unlimited = 0, true
-		w.met["unlimited"]++
-	case 2:
-		c.Override.Expires = w.redis.now.Add(time.Duration(w.Int64N(int64(w.limit.Period()))))
-	case 3:
-		c.Match = ratelimit.Match{Set: w.set.Set}
-	case 4:
-		if c.Again = w.set.Set != 0; c.Again {
-			c.Override = &w.set
-			w.met["told again"]++
-		}
-	}
-	var all [2]string
-	for i, l := range []Overrider{w.memory, w.redis} {
-		o, err := l.SetOverride(w.Context(), &c)
-		named, err2 := l.Overrides(w.Context(), w.key, "", 10)
-		is, err3 := l.Override(w.Context(), w.key)
-		if all[i] = fmt.Sprintln(o, err, named, err2, is, err3); err == nil && o.Set != 0 {
-			if w.set = o; w.limit.Under(&o).Capacity() > w.most.Capacity() {
-				w.most = w.limit.Under(&o)
-			}
-			w.met["changed"]++
-		} else if err != nil {
-			w.met["another version"]++
-		}
-	}
-	if d := cmp.Diff(all[0], all[1]); d != "" {
-		return fmt.Sprintf("%+v at %d: memory -, Redis +\n%s", c, w.redis.now, d)
-	}
-	return ""
-}
-
 // shown is a grant with its error as text: what went wrong is the same, not how it is said.
 func shown(g Grant) string {
-	err, o := g.Err, g.Override
-	g.Err, g.Override = nil, nil
-	return fmt.Sprintf("%+v %v %+v", g, err, o)
+	err := g.Err
+	g.Err = nil
+	return fmt.Sprintf("%+v %v", g, err)
 }
 
 // pass has time pass, and sometimes data be lost.
@@ -208,7 +153,6 @@ func (w *twins) pass() {
 	case n < 70:
 		w.memory.Lose(nil, fmt.Sprint(w.Uint64()))
 		w.del("t:{" + w.key + "}*")
-		w.del("t:o{" + w.key + "}")
 		w.met["lost"]++
 	case n < 76:
 		by = 0
@@ -280,7 +224,7 @@ func (w *twins) next() Claim {
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
 		c.Kind, c.Want = Draws, 1+w.some()
 	}
-	if w.IntN(20) == 0 && c.Limit.Ceiling == 0 {
+	if w.IntN(20) == 0 {
 		c.Limit.Requests /= 2
 		c.Limit.Burst /= 2
 	}
@@ -298,8 +242,7 @@ func (w *twins) hear(c *Claim, g *Grant) {
 		return
 	}
 	if c.Kind == Draws && g.Err == nil && last.Window == c.Window {
-		limit := c.Limit.Under(g.Override)
-		last.Taken += g.Owned(c.Want, &limit)
+		last.Taken += g.Owned(c.Want, &c.Limit)
 	} else if c.Kind == States && g.Err == nil {
 		*last = *c
 		last.Taken, last.Spent = max(-MostBooked, min(last.Taken, MostBooked)), max(-MostBooked, min(last.Spent, MostBooked))
@@ -317,7 +260,7 @@ func (w *twins) holds(c *Claim) error {
 	if k == nil {
 		return nil
 	}
-	return k.invariants(&w.most)
+	return k.invariants(&w.limit)
 }
 
 func (w *twins) count(c *Claim, g *Grant) {
@@ -326,22 +269,20 @@ func (w *twins) count(c *Claim, g *Grant) {
 		"draw": c.Kind == Draws && g.Err == nil, "claim": c.Kind == States && g.Err == nil,
 		"overtaken": errors.Is(g.Err, ErrOvertaken), "over": errors.Is(g.Err, ErrOver),
 		"cut": g.Cut > 0, "recalling": g.Recalling, "granted": g.Granted > 0,
-		"overridden": g.Override != nil && c.Kind == States, "overridden draw": g.Override != nil && c.Kind == Draws,
-		"overridden bucket": g.Override != nil && c.bucket(),
-		"bucket":            c.bucket() && g.Granted > 0,
-		"leased":            c.bucket() && g.Granted > c.Need,
-		"carried on":        c.bucket() && g.Total > g.Granted,
-		"stated":            c.bucket() && c.Window == Stated,
-		"sliding":           c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
-		"full":              c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
+		"bucket":     c.bucket() && g.Granted > 0,
+		"leased":     c.bucket() && g.Granted > c.Need,
+		"carried on": c.bucket() && g.Total > g.Granted,
+		"stated":     c.bucket() && c.Window == Stated,
+		"sliding":    c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
+		"full":       c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
 	} {
 		if is {
 			w.met[kind]++
 		}
 	}
 	if k != nil {
-		for i := range k.account.records {
-			if k.account.records[i].expires == closed {
+		for i := range k.records {
+			if k.records[i].expires == closed {
 				w.met["credited"]++
 			}
 		}
@@ -364,7 +305,7 @@ func (w *twins) same(window ratelimit.Window, k *kept) string {
 			want["c:"+HolderName(r.holder)] = ""
 		}
 	}
-	if k.bucket == nil && (len(fields) > 0 || k.sum != 0) { // an override alone makes an empty account in memory
+	if k.bucket == nil {
 		want["sum"] = fmt.Sprint(int64(k.sum))
 	}
 	delete(fields, "a")

@@ -35,18 +35,15 @@ func scriptOf(c *Claim) *redis.Script {
 }
 
 // claimFields is the number of numbers in a script's arguments.
-const claimFields = 18
+const claimFields = 17
 
 // numbersOf are those of a claim, without the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl, lease := c.TTL.Microseconds(), int64(0)
-	slides, ceiling := int64(0), int64(0)
+	slides := int64(0)
 	if looksBack(&c.Limit) {
 		slides = 1
-	}
-	if c.Limit.Overridable() {
-		ceiling = int64(c.Limit.Ceiling)
 	}
 	if c.bucket() {
 		limit, ttl, lease = burstOf(&c.Limit), BucketSlot(&c.Limit).Microseconds(), int64(c.Window)
@@ -56,7 +53,7 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, min(c.Unit, mostSum))), ttl,
 		lease, int64(limit),
 		int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
-		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), slides, ceiling, 0,
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), slides, 0,
 	}
 }
 
@@ -91,14 +88,11 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 		return Grant{Err: fmt.Errorf("redis: %w", errors.Join(a.Err(), failed))}
 	}
 	var n [answerFields]int64
-	numbers := text[:min(len(text), 8*answerFields)]
-	r, bad := DecodeOverride(text[len(numbers):])
 	// If a proxy mixes up replies, this account would take another's tokens: the number is that of the claim.
-	if err != nil || bad != nil || !unpacked(numbers, n[:]) || n[1] != int64(c.Seq) {
+	if err != nil || !unpacked(text, n[:]) || n[1] != int64(c.Seq) {
 		return garbage(errShape, a.Val())
 	}
 	if g := grantOf(&n); g.Err != nil || n[0] == wasSettled && plausible(c, &g) {
-		g.override(&r, &c.Limit)
 		return g
 	}
 	return garbage(errShape, a.Val())
@@ -155,10 +149,9 @@ func unpacked(packed string, all []int64) bool {
 }
 
 // readDraws reads the replies of a transaction: for each draw the sum, the holder's total, and whether there was an
-// account to expire. For a sliding window, it also reads the previous sum. The values are the epoch, and the records of
-// overrides.
-func (t *trip) readDraws(drawn []int, replies, values []any, err error) {
-	replied, record := 0, 0
+// account to expire. For a sliding window, it also reads the previous sum.
+func (t *trip) readDraws(drawn []int, replies []any, err error) {
+	replied := 0
 	for _, i := range drawn {
 		replied += repliesOf(&t.claims[i])
 	}
@@ -172,17 +165,8 @@ func (t *trip) readDraws(drawn []int, replies, values []any, err error) {
 			continue
 		}
 		n := repliesOf(c)
-		g := readDraw(c, replies[:n], t.time)
+		t.grants[i] = readDraw(c, replies[:n], t.time)
 		replies = replies[n:]
-		if c.Limit.Overridable() {
-			record++
-			r, err := DecodeOverride(text(values, record))
-			if err != nil {
-				g = Grant{Err: err}
-			}
-			g.override(&r, &c.Limit)
-		}
-		t.grants[i] = g
 	}
 }
 

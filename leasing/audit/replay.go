@@ -127,14 +127,15 @@ func (w *Window) add(e *Event) {
 	w.Granted += e.Granted
 	w.vain -= h.vain
 	h.vain = 0
-	if e.Kind == WasDraw {
+	switch {
+	case e.Kind == WasDraw:
 		h.vain = e.Need - e.Granted
 		w.vain += h.vain
 		w.take(h, e.Total-h.vain, h.spent)
 		w.judge(e, 0, 0)
-	} else if w.Window == 0 {
+	case w.Window == 0:
 		w.lease(e)
-	} else {
+	default:
 		w.claim(e, h)
 	}
 	if e.Algorithm == ratelimit.FixedWindow.String() {

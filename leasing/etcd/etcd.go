@@ -242,23 +242,6 @@ func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *ac
 	return int64(life.Version), nil
 }
 
-// List implements [account.Lister].
-func (s *Store) List(ctx context.Context, prefix, after string, n int) (names []string, err error) {
-	c, err := s.connected()
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.Get(clientv3.WithRequireLeader(ctx), max(keyOf(prefix), keyOf(after)+"\x00"), clientv3.WithKeysOnly(),
-		clientv3.WithRange(clientv3.GetPrefixRangeEnd(keyOf(prefix))), clientv3.WithLimit(int64(n)))
-	if err != nil {
-		return nil, s.failed(ctx, err)
-	}
-	for _, kv := range r.Kvs {
-		names = append(names, string(kv.Key[len(recordsKey):]))
-	}
-	return names, nil
-}
-
 func recordOf(r *etcdserverpb.RangeResponse) account.Record {
 	if len(r.GetKvs()) == 0 {
 		return account.Record{}
@@ -357,5 +340,4 @@ func (s *Store) commit(
 var (
 	_ account.Store     = (*Store)(nil)
 	_ account.Messenger = (*Store)(nil)
-	_ account.Lister    = (*Store)(nil)
 )

@@ -50,8 +50,6 @@ func TestUserOfTheGuideSuffices(t *testing.T) {
 	check("the registry", s.Register(ctx, "node", "", time.Minute, func(string, string, time.Duration) {}))
 	_, _, err := s.Drop(ctx, 0)
 	check("a sweep", err)
-	_, err = s.List(ctx, "t:", "", 10)
-	check("a list", err)
 	listening, cancel := context.WithCancel(ctx)
 	check("recalls", s.Listen(listening, 1, cancel, func(string) {}))
 	s.history = history{revision: 1}

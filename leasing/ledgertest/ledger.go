@@ -15,7 +15,6 @@ import (
 // Ledger tests a ledger. open opens it for each node.
 func Ledger(t *testing.T, open func(*testing.T) account.Ledger) {
 	t.Run("messages", func(t *testing.T) { messages(t, open(t)) })
-	t.Run("overrides", func(t *testing.T) { overrides(t, open(t), open(t)) })
 	t.Run("contention", func(t *testing.T) { contention(t, open) })
 }
 
@@ -32,7 +31,7 @@ func messages(t *testing.T, l account.Ledger) {
 				c := Claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
 				c.Kind, c.Limit = kind, limit
 				if limit.Algorithm == ratelimit.TokenBucket {
-					c.Window, c.TTL = 0, time.Minute // a full bucket expires after two leases
+					c.Window = 0
 				}
 				g, err := Settle(t, l, c)
 				want, failed := Settle(t, memory, c)
@@ -44,81 +43,6 @@ func messages(t *testing.T, l account.Ledger) {
 			}
 		}
 	}
-}
-
-// overrides lets one node set overrides for another: a later version wins, usage continues to count, and lists are in
-// the order of names.
-func overrides(t *testing.T, l, other account.Ledger) {
-	set, ok := l.(account.Overrider)
-	reads, _ := other.(account.Overrider)
-	if !ok {
-		t.Fatal("it keeps no overrides")
-	}
-	limit, ctx := Year, t.Context()
-	limit.Ceiling = 5000
-	change := func(key string, o *ratelimit.Override, m ratelimit.Match) (ratelimit.Override, error) {
-		return set.SetOverride(ctx, &account.OverrideChange{Key: key, Limit: limit, Override: o, Match: m})
-	}
-	seq, has := uint64(0), tokens(0)
-	grants := func(want tokens, in, removed bool) {
-		t.Helper()
-		seq++
-		c := Claim("over", 0xb00, seq, has, 10_000)
-		c.Limit = limit
-		c.Need, c.Want = 10_000, 10_000
-		g, err := Settle(t, other, c)
-		if has += g.Granted; err != nil || g.Err != nil || g.Granted != want ||
-			(g.Override != nil) != in || in && g.Override.Removed != removed {
-			t.Errorf("granted is %d, not %d: %+v, %v", g.Granted, want, g, err)
-		}
-	}
-	grants(1000, false, false)
-	first, err := change("over", &ratelimit.Override{Requests: 1200, By: "ann", Reason: "more"}, ratelimit.Match{})
-	if err != nil || first.Set == 0 {
-		t.Fatal(first, err)
-	}
-	grants(200, true, false)
-	if is, err := change("over", nil, ratelimit.Match{}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is != first {
-		t.Errorf("a change of a missing override: %+v, %v", is, err)
-	}
-	second, err := change("over", &ratelimit.Override{Unlimited: true}, ratelimit.Match{Set: first.Set})
-	if err != nil || second.Set <= first.Set {
-		t.Fatal(second, err)
-	}
-	grants(3800, true, false)
-	again := account.OverrideChange{Key: "over", Limit: limit, Override: &first, Again: true}
-	if is, err := set.SetOverride(ctx, &again); err != nil || is != second {
-		t.Errorf("an older one that is restated: %+v, %v", is, err)
-	}
-	for _, key := range []string{"list|b", "list|a", "list|c", "list}", "m"} {
-		if _, err := change(key, &ratelimit.Override{}, ratelimit.Match{Any: true}); err != nil {
-			t.Fatal(key, err)
-		}
-	}
-	var listed []string
-	for after, more := "", true; more; {
-		page, err := reads.Overrides(ctx, "list|", after, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, o := range page {
-			listed, after = append(listed, o.Key), o.Key
-		}
-		more = len(page) > 0
-	}
-	if fmt.Sprint(listed) != "[list|a list|b list|c]" {
-		t.Errorf("listed are %q", listed)
-	}
-	if _, err = change("over", nil, ratelimit.Match{Any: true}); err != nil {
-		t.Fatal(err)
-	}
-	if is, err := set.SetOverride(ctx, &again); err != nil || is.Set != 0 {
-		t.Errorf("a removed one that is restated: %+v, %v", is, err)
-	}
-	if is, err := reads.Override(ctx, "over"); is.Set != 0 || err != nil {
-		t.Errorf("there is %+v, %v", is, err)
-	}
-	grants(0, true, true)
 }
 
 // contention lets sixteen nodes claim from three accounts: each limit is granted completely, and not exceeded.

@@ -15,8 +15,6 @@ import (
 //go:embed feed.sql
 var feedSQL string
 
-func init() { migrations = append(migrations, feedSQL) }
-
 // Feed is a [table.Store] in the database of a [Store], which must be prepared first.
 type Feed struct{ *Store }
 

@@ -232,24 +232,6 @@ func (r *rows) add(c *account.Change) {
 	r.data = append(r.data, c.Data)
 }
 
-// List implements [account.Lister].
-func (s *Store) List(ctx context.Context, prefix, after string, n int) ([]string, error) {
-	if !s.prepared.Load() {
-		return nil, errUnprepared
-	}
-	rows, err := s.pool.Query(ctx, `SELECT name FROM sluice_accounts WHERE over = 0 AND name LIKE '%o{%'
-  AND name COLLATE "C" >= $1 AND name COLLATE "C" < $1 || U&'\+10FFFF' AND name COLLATE "C" > $2
-ORDER BY name COLLATE "C" LIMIT $3`, prefix, after, n)
-	if err != nil {
-		return nil, fmt.Errorf("postgres: %w", err)
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("postgres: %w", err)
-	}
-	return names, nil
-}
-
 // mostPayload is the maximum text of a notification.
 const mostPayload = 7999
 
@@ -308,5 +290,4 @@ WHERE length(n) <= $3`, channels, names, mostPayload)
 var (
 	_ account.Store     = (*Store)(nil)
 	_ account.Messenger = (*Store)(nil)
-	_ account.Lister    = (*Store)(nil)
 )

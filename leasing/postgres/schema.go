@@ -13,7 +13,7 @@ import (
 var schemaSQL string
 
 // migrations lead from schema version i to version i+1. They never change: a release adds one.
-var migrations = []string{schemaSQL}
+var migrations = []string{schemaSQL, feedSQL}
 
 // ErrSchema means that the tables belong to a later release.
 var ErrSchema = errors.New("the tables of Sluice in this database belong to a later release")

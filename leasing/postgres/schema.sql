@@ -8,8 +8,6 @@ CREATE TABLE sluice_accounts (
   PRIMARY KEY (name, over)
 ) PARTITION BY RANGE (over);
 CREATE TABLE sluice_accounts_0 PARTITION OF sluice_accounts FOR VALUES FROM (0) TO (1) WITH (fillfactor = 70);
--- Overrides are listed in the order of their names' bytes.
-CREATE INDEX sluice_overrides ON sluice_accounts_0 (name COLLATE "C") WHERE name LIKE '%o{%';
 
 -- Who shares the store, and what each node says of itself.
 CREATE TABLE sluice_nodes (

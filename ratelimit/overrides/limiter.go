@@ -136,6 +136,9 @@ func (l *Limiter) derive(of *ratelimit.Rule, o *ratelimit.Override) *ratelimit.R
 	}
 	is := *of
 	is.Limit = key.limit
+	if is.Limit.Requests == 0 { // an outage lifts no ban
+		is.Coordination.OnStoreFailure = ratelimit.FailClosed
+	}
 	l.rules[key] = &is
 	return &is
 }

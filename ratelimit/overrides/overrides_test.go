@@ -2,6 +2,7 @@ package overrides
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/table"
@@ -128,6 +130,39 @@ descriptors:
 - {key: bucket, algorithm: token_bucket, rate_limit: {unit: minute, requests_per_unit: 10}}
 - {key: flight, rate_limit: {concurrency: 10}}
 `
+
+// down is a store that does not answer.
+type down struct{}
+
+func (down) Settle(context.Context, []account.Claim, []account.Grant) (
+	e ratelimit.Epoch, at ratelimit.LedgerTime, err error,
+) {
+	return e, at, errors.New("down")
+}
+
+// An outage of the store lifts no ban, whatever the rule says of outages.
+func TestOutageAdmitsNoBannedKey(t *testing.T) {
+	for _, policy := range ratelimit.FailurePolicies {
+		n := newNode(t, strings.Replace(rules, "on_deny: refund", "on_store_failure: "+policy, 1))
+		clock := func() ratelimit.Instant { return 1 }
+		fleet := leasing.NewFleet(down{}, 0xa00, 1000, clock, time.UnixMicro(n.wall.Load()))
+		n.base = fleet
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { fleet.Run(ctx); close(ended) }()
+		for _, key := range []string{"fixed", "sliding", "bucket"} {
+			n.set(key, "x", "0", 0)
+			n.must(0, key, "x", policy)
+			v := make([]ratelimit.Verdict, 1)
+			n.Decide(ctx, 1, []ratelimit.Ask{n.ask(ratelimit.Spend, key, "another")}, v)
+			if v[0].OverLimit != (policy == "closed") {
+				t.Errorf("%s: %s=another has the verdict %+v", policy, key, v[0])
+			}
+		}
+		end()
+		<-ended
+	}
+}
 
 // Rules of each algorithm take overrides: more, less, none, for a time, and the rule's own again.
 func TestEachAlgorithmTakesOverrides(t *testing.T) {

@@ -20,6 +20,8 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 // player plays requests as scripts write them.
@@ -90,13 +92,12 @@ func (p *player) play(t *testing.T, line string) string {
 	case "override":
 		rule, key := p.rules().Domain("d").Match([]config.Entry{{Key: first, Value: "a"}}, nil)
 		n, _ := strconv.Atoi(rest)
-		o, err := p.limiter.(ratelimit.Overrider).SetOverride(context.Background(), p.now,
-			&ratelimit.Ask{Rule: rule, Key: key}, &ratelimit.Override{Requests: ratelimit.Tokens(n)},
-			ratelimit.Match{Any: true})
+		o := &overrides.Override{Override: ratelimit.Override{Requests: ratelimit.Tokens(n)}, Per: rule.Limit.Per()}
+		set, err := p.overrides.Set(context.Background(), key, o, table.Any)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return fmt.Sprint(o.Requests)
+		return fmt.Sprint(set.Requests)
 	case "counts":
 		if first == "names" {
 			return p.counted()

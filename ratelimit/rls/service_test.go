@@ -23,7 +23,9 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 const testRules = `
@@ -69,7 +71,8 @@ descriptors:
 type fixture struct {
 	testing.TB
 	*Service
-	now ratelimit.Instant
+	overrides overrides.Book
+	now       ratelimit.Instant
 }
 
 type discard struct{}
@@ -92,9 +95,12 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 			t.Fatal(problems)
 		}
 	}
-	limiter := leasing.NewLocal(1000, f.now, start)
 	clock := func() ratelimit.Instant { return f.now }
 	wall := func() time.Time { return start.Add(f.now.Sub(1)) }
+	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
+	records := overrides.NewTable()
+	f.overrides = overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
+	limiter := overrides.NewLimiter(leasing.NewLocal(1000, f.now, start), records, at, leasing.KeyOfName)
 	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
 		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	return f

@@ -2,6 +2,7 @@ package table
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -98,7 +99,7 @@ func peersPlay(seed uint64) (wrong string) {
 			}
 		case event < 0.95:
 			key := fmt.Sprint(rnd.IntN(4))
-			r, err := a.Set(nil, Record{Key: key, Value: []string{"", "a", "b"}[rnd.IntN(3)]}, Any)
+			r, err := a.Set(context.Background(), Record{Key: key, Value: []string{"", "a", "b"}[rnd.IntN(3)]}, Any)
 			if is := a.Record(key); err != nil || is != r {
 				return fmt.Sprint("set ", r, err, ", and its node has ", is)
 			}

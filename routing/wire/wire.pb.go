@@ -92,6 +92,7 @@ type Frame struct {
 	// nothing that is not its own, and nothing of its is on its way.
 	Done          uint64 `protobuf:"fixed64,14,opt,name=done,proto3" json:"done,omitempty"`
 	DoneChanges   uint64 `protobuf:"varint,16,opt,name=done_changes,json=doneChanges,proto3" json:"done_changes,omitempty"` // the sender's changes, when it reported that
+	Table         []byte `protobuf:"bytes,17,opt,name=table,proto3" json:"table,omitempty"`                                 // records of a table that all nodes have (package table)
 	Sent          int64  `protobuf:"varint,15,opt,name=sent,proto3" json:"sent,omitempty"`                                  // with a ping: the sender's ledger time, from which clocks are compared
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -211,6 +212,13 @@ func (x *Frame) GetDoneChanges() uint64 {
 	return 0
 }
 
+func (x *Frame) GetTable() []byte {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
 func (x *Frame) GetSent() int64 {
 	if x != nil {
 		return x.Sent
@@ -317,8 +325,6 @@ type Ask struct {
 	Charged       int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
 	Debt          int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that
 	Totals        *Totals                `protobuf:"bytes,11,opt,name=totals,proto3" json:"totals,omitempty"`                        // the sender's report of its lease of the key, if it has one
-	Change        *Change                `protobuf:"bytes,13,opt,name=change,proto3" json:"change,omitempty"`                        // of the key's override; the ask is a peek
-	List          *List                  `protobuf:"bytes,14,opt,name=list,proto3" json:"list,omitempty"`                            // instead of all other fields but id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -423,264 +429,6 @@ func (x *Ask) GetTotals() *Totals {
 	return nil
 }
 
-func (x *Ask) GetChange() *Change {
-	if x != nil {
-		return x.Change
-	}
-	return nil
-}
-
-func (x *Ask) GetList() *List {
-	if x != nil {
-		return x.List
-	}
-	return nil
-}
-
-// Change reads, sets or removes the override of a key. Only the owner of a ring without a store answers it.
-type Change struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"` // the override as ledgers keep it, its version aside; none: it is removed
-	Look          bool                   `protobuf:"varint,2,opt,name=look,proto3" json:"look,omitempty"`    // nothing is changed
-	Any           bool                   `protobuf:"varint,3,opt,name=any,proto3" json:"any,omitempty"`      // it replaces whatever there is
-	Set           int64                  `protobuf:"varint,4,opt,name=set,proto3" json:"set,omitempty"`      // or the override of this version, 0: none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Change) Reset() {
-	*x = Change{}
-	mi := &file_wire_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Change) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Change) ProtoMessage() {}
-
-func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Change.ProtoReflect.Descriptor instead.
-func (*Change) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Change) GetRecord() []byte {
-	if x != nil {
-		return x.Record
-	}
-	return nil
-}
-
-func (x *Change) GetLook() bool {
-	if x != nil {
-		return x.Look
-	}
-	return false
-}
-
-func (x *Change) GetAny() bool {
-	if x != nil {
-		return x.Any
-	}
-	return false
-}
-
-func (x *Change) GetSet() int64 {
-	if x != nil {
-		return x.Set
-	}
-	return 0
-}
-
-// Changed answers a change.
-type Changed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`    // the override in force then; none: there is none
-	Refused       uint32                 `protobuf:"varint,2,opt,name=refused,proto3" json:"refused,omitempty"` // 0 no, 1 it had changed, 2 there is no room, 3 it makes no sense
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Changed) Reset() {
-	*x = Changed{}
-	mi := &file_wire_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Changed) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Changed) ProtoMessage() {}
-
-func (x *Changed) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Changed.ProtoReflect.Descriptor instead.
-func (*Changed) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *Changed) GetRecord() []byte {
-	if x != nil {
-		return x.Record
-	}
-	return nil
-}
-
-func (x *Changed) GetRefused() uint32 {
-	if x != nil {
-		return x.Refused
-	}
-	return 0
-}
-
-// List asks for the overrides that a node has under a ring.
-type List struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ring          uint64                 `protobuf:"fixed64,1,opt,name=ring,proto3" json:"ring,omitempty"`   // fingerprint; a node that sees another answers 1, not the owner
-	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"` // of keys' names
-	After         string                 `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
-	Most          uint32                 `protobuf:"varint,4,opt,name=most,proto3" json:"most,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *List) Reset() {
-	*x = List{}
-	mi := &file_wire_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *List) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*List) ProtoMessage() {}
-
-func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use List.ProtoReflect.Descriptor instead.
-func (*List) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *List) GetRing() uint64 {
-	if x != nil {
-		return x.Ring
-	}
-	return 0
-}
-
-func (x *List) GetPrefix() string {
-	if x != nil {
-		return x.Prefix
-	}
-	return ""
-}
-
-func (x *List) GetAfter() string {
-	if x != nil {
-		return x.After
-	}
-	return ""
-}
-
-func (x *List) GetMost() uint32 {
-	if x != nil {
-		return x.Most
-	}
-	return 0
-}
-
-// Listed is an override of a list, by its key's name.
-type Listed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Record        []byte                 `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Listed) Reset() {
-	*x = Listed{}
-	mi := &file_wire_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Listed) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Listed) ProtoMessage() {}
-
-func (x *Listed) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Listed.ProtoReflect.Descriptor instead.
-func (*Listed) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *Listed) GetKey() string {
-	if x != nil {
-		return x.Key
-	}
-	return ""
-}
-
-func (x *Listed) GetRecord() []byte {
-	if x != nil {
-		return x.Record
-	}
-	return nil
-}
-
 // Totals is a node's report of a key that it leases (leasing.Totals). Its name as a holder is its incarnation.
 type Totals struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -697,7 +445,7 @@ type Totals struct {
 
 func (x *Totals) Reset() {
 	*x = Totals{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +457,7 @@ func (x *Totals) String() string {
 func (*Totals) ProtoMessage() {}
 
 func (x *Totals) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +470,7 @@ func (x *Totals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Totals.ProtoReflect.Descriptor instead.
 func (*Totals) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Totals) GetLife() uint64 {
@@ -788,7 +536,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +548,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +561,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Lease) GetWindow() int64 {
@@ -871,14 +619,13 @@ type Rule struct {
 	// The rule's name. Keys of a rule that the owner has no room for share budgets.
 	Domain        string `protobuf:"bytes,20,opt,name=domain,proto3" json:"domain,omitempty"`
 	Path          string `protobuf:"bytes,21,opt,name=path,proto3" json:"path,omitempty"`
-	Ceiling       int64  `protobuf:"varint,23,opt,name=ceiling,proto3" json:"ceiling,omitempty"` // of overrides; 0: none is read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -890,7 +637,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -903,7 +650,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Rule) GetAlgorithm() uint32 {
@@ -1011,13 +758,6 @@ func (x *Rule) GetPath() string {
 	return ""
 }
 
-func (x *Rule) GetCeiling() int64 {
-	if x != nil {
-		return x.Ceiling
-	}
-	return 0
-}
-
 type Reply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1031,16 +771,13 @@ type Reply struct {
 	Hot           bool                   `protobuf:"varint,8,opt,name=hot,proto3" json:"hot,omitempty"`
 	Lease         *Lease                 `protobuf:"bytes,9,opt,name=lease,proto3" json:"lease,omitempty"`                                // to totals
 	Found         Found                  `protobuf:"varint,10,opt,name=found,proto3,enum=sluice.routing.v1.Found" json:"found,omitempty"` // to a fetch
-	Override      *Override              `protobuf:"bytes,12,opt,name=override,proto3" json:"override,omitempty"`                         // by which it was decided
-	Changed       *Changed               `protobuf:"bytes,13,opt,name=changed,proto3" json:"changed,omitempty"`                           // to a change
-	Listed        []*Listed              `protobuf:"bytes,14,rep,name=listed,proto3" json:"listed,omitempty"`                             // to a list
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Reply) Reset() {
 	*x = Reply{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +789,7 @@ func (x *Reply) String() string {
 func (*Reply) ProtoMessage() {}
 
 func (x *Reply) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +802,7 @@ func (x *Reply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reply.ProtoReflect.Descriptor instead.
 func (*Reply) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Reply) GetId() uint64 {
@@ -1145,80 +882,6 @@ func (x *Reply) GetFound() Found {
 	return Found_NOT_SAID
 }
 
-func (x *Reply) GetOverride() *Override {
-	if x != nil {
-		return x.Override
-	}
-	return nil
-}
-
-func (x *Reply) GetChanged() *Changed {
-	if x != nil {
-		return x.Changed
-	}
-	return nil
-}
-
-func (x *Reply) GetListed() []*Listed {
-	if x != nil {
-		return x.Listed
-	}
-	return nil
-}
-
-// Override is the limit of a key in force in place of the rule's.
-type Override struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Requests      int64                  `protobuf:"varint,1,opt,name=requests,proto3" json:"requests,omitempty"`
-	Burst         int64                  `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Override) Reset() {
-	*x = Override{}
-	mi := &file_wire_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Override) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Override) ProtoMessage() {}
-
-func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Override.ProtoReflect.Descriptor instead.
-func (*Override) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *Override) GetRequests() int64 {
-	if x != nil {
-		return x.Requests
-	}
-	return 0
-}
-
-func (x *Override) GetBurst() int64 {
-	if x != nil {
-		return x.Burst
-	}
-	return 0
-}
-
 // Parcel carries accounts that the receiver now decides for. Parcels of one
 // incarnation of a node to one of another are numbered. The sender keeps each
 // until it has a receipt, and sends it again when a stream has broken; the
@@ -1235,7 +898,7 @@ type Parcel struct {
 
 func (x *Parcel) Reset() {
 	*x = Parcel{}
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +910,7 @@ func (x *Parcel) String() string {
 func (*Parcel) ProtoMessage() {}
 
 func (x *Parcel) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +923,7 @@ func (x *Parcel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parcel.ProtoReflect.Descriptor instead.
 func (*Parcel) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{12}
+	return file_wire_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Parcel) GetNumber() uint64 {
@@ -1303,7 +966,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +978,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +991,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Receipt) GetNumber() uint64 {
@@ -1357,7 +1020,7 @@ type Fetch struct {
 
 func (x *Fetch) Reset() {
 	*x = Fetch{}
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1032,7 @@ func (x *Fetch) String() string {
 func (*Fetch) ProtoMessage() {}
 
 func (x *Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1045,7 @@ func (x *Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fetch.ProtoReflect.Descriptor instead.
 func (*Fetch) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Fetch) GetId() uint64 {
@@ -1419,7 +1082,7 @@ type Presence struct {
 
 func (x *Presence) Reset() {
 	*x = Presence{}
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1094,7 @@ func (x *Presence) String() string {
 func (*Presence) ProtoMessage() {}
 
 func (x *Presence) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1107,7 @@ func (x *Presence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Presence.ProtoReflect.Descriptor instead.
 func (*Presence) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Presence) GetId() uint64 {
@@ -1473,7 +1136,7 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x11sluice.routing.v1\"\x9a\x04\n" +
+	"wire.proto\x12\x11sluice.routing.v1\"\xb0\x04\n" +
 	"\x05Frame\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.sluice.routing.v1.HelloR\x05hello\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x18.sluice.routing.v1.HelloR\awelcome\x12\x14\n" +
@@ -1486,7 +1149,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x06parcel\x18\f \x01(\v2\x19.sluice.routing.v1.ParcelR\x06parcel\x126\n" +
 	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
 	"\x04done\x18\x0e \x01(\x06R\x04done\x12!\n" +
-	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x12\n" +
+	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x14\n" +
+	"\x05table\x18\x11 \x01(\fR\x05table\x12\x12\n" +
 	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xa5\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
@@ -1494,7 +1158,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achangesJ\x04\b\x03\x10\x04\"\xe1\x02\n" +
+	"\achanges\x18\b \x01(\x04R\achangesJ\x04\b\x03\x10\x04\"\x8d\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1506,26 +1170,8 @@ const file_wire_proto_rawDesc = "" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
 	"\x04debt\x18\f \x01(\x03R\x04debt\x121\n" +
-	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totals\x121\n" +
-	"\x06change\x18\r \x01(\v2\x19.sluice.routing.v1.ChangeR\x06change\x12+\n" +
-	"\x04list\x18\x0e \x01(\v2\x17.sluice.routing.v1.ListR\x04listJ\x04\b\n" +
-	"\x10\v\"X\n" +
-	"\x06Change\x12\x16\n" +
-	"\x06record\x18\x01 \x01(\fR\x06record\x12\x12\n" +
-	"\x04look\x18\x02 \x01(\bR\x04look\x12\x10\n" +
-	"\x03any\x18\x03 \x01(\bR\x03any\x12\x10\n" +
-	"\x03set\x18\x04 \x01(\x03R\x03set\";\n" +
-	"\aChanged\x12\x16\n" +
-	"\x06record\x18\x01 \x01(\fR\x06record\x12\x18\n" +
-	"\arefused\x18\x02 \x01(\rR\arefused\"\\\n" +
-	"\x04List\x12\x12\n" +
-	"\x04ring\x18\x01 \x01(\x06R\x04ring\x12\x16\n" +
-	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\tR\x05after\x12\x12\n" +
-	"\x04most\x18\x04 \x01(\rR\x04most\"2\n" +
-	"\x06Listed\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
-	"\x06record\x18\x02 \x01(\fR\x06record\"\x9e\x01\n" +
+	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totalsJ\x04\b\n" +
+	"\x10\vJ\x04\b\r\x10\x0eJ\x04\b\x0e\x10\x0f\"\x9e\x01\n" +
 	"\x06Totals\x12\x12\n" +
 	"\x04life\x18\x01 \x01(\x04R\x04life\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x16\n" +
@@ -1539,7 +1185,7 @@ const file_wire_proto_rawDesc = "" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x12\n" +
 	"\x04void\x18\x04 \x01(\bR\x04void\x12\x15\n" +
-	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xea\x03\n" +
+	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xd6\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1559,10 +1205,9 @@ const file_wire_proto_rawDesc = "" +
 	"billingDay\x12\x1b\n" +
 	"\ttime_zone\x18\x11 \x01(\tR\btimeZone\x12\x16\n" +
 	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
-	"\x04path\x18\x15 \x01(\tR\x04path\x12\x18\n" +
-	"\aceiling\x18\x17 \x01(\x03R\aceilingJ\x04\b\t\x10\n" +
+	"\x04path\x18\x15 \x01(\tR\x04pathJ\x04\b\t\x10\n" +
 	"J\x04\b\n" +
-	"\x10\vJ\x04\b\v\x10\fJ\x04\b\x0e\x10\x0fJ\x04\b\x12\x10\x13J\x04\b\x13\x10\x14J\x04\b\x16\x10\x17\"\xe1\x03\n" +
+	"\x10\vJ\x04\b\v\x10\fJ\x04\b\x0e\x10\x0fJ\x04\b\x12\x10\x13J\x04\b\x13\x10\x14J\x04\b\x16\x10\x17J\x04\b\x17\x10\x18\"\xd1\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
@@ -1576,13 +1221,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x03hot\x18\b \x01(\bR\x03hot\x12.\n" +
 	"\x05lease\x18\t \x01(\v2\x18.sluice.routing.v1.LeaseR\x05lease\x12.\n" +
 	"\x05found\x18\n" +
-	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05found\x127\n" +
-	"\boverride\x18\f \x01(\v2\x1b.sluice.routing.v1.OverrideR\boverride\x124\n" +
-	"\achanged\x18\r \x01(\v2\x1a.sluice.routing.v1.ChangedR\achanged\x121\n" +
-	"\x06listed\x18\x0e \x03(\v2\x19.sluice.routing.v1.ListedR\x06listed\"<\n" +
-	"\bOverride\x12\x1a\n" +
-	"\brequests\x18\x01 \x01(\x03R\brequests\x12\x14\n" +
-	"\x05burst\x18\x02 \x01(\x03R\x05burst\"f\n" +
+	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05foundJ\x04\b\f\x10\rJ\x04\b\r\x10\x0eJ\x04\b\x0e\x10\x0f\"f\n" +
 	"\x06Parcel\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x12\n" +
@@ -1621,50 +1260,40 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_wire_proto_goTypes = []any{
 	(Found)(0),       // 0: sluice.routing.v1.Found
 	(*Frame)(nil),    // 1: sluice.routing.v1.Frame
 	(*Hello)(nil),    // 2: sluice.routing.v1.Hello
 	(*Ask)(nil),      // 3: sluice.routing.v1.Ask
-	(*Change)(nil),   // 4: sluice.routing.v1.Change
-	(*Changed)(nil),  // 5: sluice.routing.v1.Changed
-	(*List)(nil),     // 6: sluice.routing.v1.List
-	(*Listed)(nil),   // 7: sluice.routing.v1.Listed
-	(*Totals)(nil),   // 8: sluice.routing.v1.Totals
-	(*Lease)(nil),    // 9: sluice.routing.v1.Lease
-	(*Rule)(nil),     // 10: sluice.routing.v1.Rule
-	(*Reply)(nil),    // 11: sluice.routing.v1.Reply
-	(*Override)(nil), // 12: sluice.routing.v1.Override
-	(*Parcel)(nil),   // 13: sluice.routing.v1.Parcel
-	(*Receipt)(nil),  // 14: sluice.routing.v1.Receipt
-	(*Fetch)(nil),    // 15: sluice.routing.v1.Fetch
-	(*Presence)(nil), // 16: sluice.routing.v1.Presence
+	(*Totals)(nil),   // 4: sluice.routing.v1.Totals
+	(*Lease)(nil),    // 5: sluice.routing.v1.Lease
+	(*Rule)(nil),     // 6: sluice.routing.v1.Rule
+	(*Reply)(nil),    // 7: sluice.routing.v1.Reply
+	(*Parcel)(nil),   // 8: sluice.routing.v1.Parcel
+	(*Receipt)(nil),  // 9: sluice.routing.v1.Receipt
+	(*Fetch)(nil),    // 10: sluice.routing.v1.Fetch
+	(*Presence)(nil), // 11: sluice.routing.v1.Presence
 }
 var file_wire_proto_depIdxs = []int32{
 	2,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
 	2,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
 	3,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
-	11, // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
-	16, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
-	15, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
-	13, // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
-	14, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
-	8,  // 8: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
-	4,  // 9: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
-	6,  // 10: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
-	9,  // 11: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
-	0,  // 12: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
-	12, // 13: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
-	5,  // 14: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
-	7,  // 15: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
-	1,  // 16: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	1,  // 17: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	7,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
+	11, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
+	10, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
+	8,  // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
+	9,  // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
+	4,  // 8: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
+	5,  // 9: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
+	0,  // 10: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
+	1,  // 11: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 12: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -1678,7 +1307,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

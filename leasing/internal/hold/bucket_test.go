@@ -26,9 +26,9 @@ type drinkers struct {
 	times  []instant
 	// level is that of the bucket in truth, which spends at the instant of each admission. Invariant: what is admitted
 	// never takes it below 0.
-	level, credit    float64 // credit is refunds, which may take effect at any time
-	at               instant
-	admitted, unused tokens
+	level, credit float64 // credit is refunds, which may take effect at any time
+	at            instant
+	admitted      tokens
 }
 
 type drinker struct {

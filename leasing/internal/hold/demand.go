@@ -76,8 +76,8 @@ type Sizing struct {
 	Nodes int // live nodes, by the last answer; at least 1
 }
 
-// Wants is the size of a claim beyond the waiting tokens, and the unit of the need. Where nothing is taken ahead, tokens
-// that no request waits for go back.
+// Wants is the size of a claim beyond the waiting tokens, and the unit of the need. Where nothing is taken ahead,
+// tokens that no request waits for go back.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want, unit tokens) {
 	unit = max(1, min(need, e.largest))
 	e.measure(now, need)

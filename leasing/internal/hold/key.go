@@ -224,8 +224,8 @@ func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
-// ledger credits unreported tokens. A bucket's lease goes back before its end, if its tokens take long to refill. Never,
-// for other leases.
+// ledger credits unreported tokens. A bucket's lease goes back before its end, if its tokens take long to refill.
+// Never, for other leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	switch {
 	case p.Deadline == Never:
@@ -269,8 +269,8 @@ func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	return true
 }
 
-// Waits sets the tokens of waiting requests. What a bucket granted for one that no longer waits covers what was admitted
-// from a share meanwhile. The rest is a refund, less what the bucket may have refilled in its place.
+// Waits sets the tokens of waiting requests. What a bucket granted for one that no longer waits covers what was
+// admitted from a share meanwhile. The rest is a refund, less what the bucket may have refilled in its place.
 func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
 	e.Waiting = max(0, n)
 	vain := e.Granted - e.Waiting
@@ -303,15 +303,6 @@ func (e Entry) Recalled(now instant) {
 func (e Entry) yield(now instant, keep tokens) {
 	e.GiveBack(keep)
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
-}
-
-// Limited applies another limit from now on: it claims again for refused requests. If the limit is lower, it gives back
-// the tokens in hand.
-func (e Entry) Limited(now instant, lower bool) {
-	e.refusals, e.full = refusals{}, false
-	if lower {
-		e.Recalled(now)
-	}
 }
 
 // Resign gives back all tokens in hand, and from then on claims only for waiting requests, until the instant: this

@@ -3,8 +3,8 @@
 // Guarantee: the page has the values that a package's test passes to Constants, and no others. It does not understand
 // sentences: a number that is not followed by the name of a constant is not compared.
 //
-// A constant is on the page as its value, then in brackets its package and name: 2 s (`ratelimit.YoungFor`). A list or a
-// table to compare is between <!-- name --> and <!-- end -->.
+// A constant is on the page as its value, then in brackets its package and name: 2 s (`ratelimit.YoungFor`). A list or
+// a table to compare is between <!-- name --> and <!-- end -->.
 package specpage
 
 import (

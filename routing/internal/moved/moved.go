@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,9 +24,6 @@ const (
 	mostLessees = int(ratelimit.MaxConcurrency)
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
-	// overridden marks the algorithm of an account whose key has the record of an override, which follows.
-	overridden = 0x80
-	mostRecord = 1 << 10 // bytes of it
 	// mostLevel bounds a bucket's level, in micro-tokens, and its debt.
 	mostLevel = 1 << 61
 	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
@@ -52,7 +48,7 @@ type Entry struct {
 // wait for ever, divide by a window without length, or overflow their levels.
 func (m *Entry) Plausible(here ratelimit.LedgerTime) bool {
 	a := &m.Account
-	if !possible(here, int64(a.Begins)) || !possible(here, int64(a.Override.Set)) || a.Ends < 0 || a.Ends > 2*never {
+	if !possible(here, int64(a.Begins)) || a.Ends < 0 || a.Ends > 2*never {
 		return false
 	}
 	if a.Algorithm != ratelimit.TokenBucket && (!possibleWindow(here, ratelimit.Window(a.State)) ||
@@ -105,11 +101,7 @@ func (w *Writer) time(t int64) {
 func (w *Writer) Account(key []byte, a *leasing.Account) {
 	w.B = binary.AppendUvarint(w.B, uint64(len(key)))
 	w.B = append(w.B, key...)
-	kind := byte(a.Algorithm)
-	if a.Override.Set > 0 {
-		kind |= overridden
-	}
-	w.B = append(w.B, kind)
+	w.B = append(w.B, byte(a.Algorithm))
 	w.numbers(int64(a.Sum), a.Extra, a.State, int64(a.Limit))
 	w.time(int64(a.Begins))
 	// A bucket that does not refill is never full, and its time lies beyond what a difference may
@@ -118,10 +110,6 @@ func (w *Writer) Account(key []byte, a *leasing.Account) {
 	w.B = binary.AppendUvarint(w.B, uint64(len(a.Lessees)))
 	for i := range a.Lessees {
 		w.lessee(&a.Lessees[i])
-	}
-	if kind&overridden != 0 {
-		record := a.Override.Encode()
-		w.B = append(binary.AppendUvarint(w.B, uint64(len(record))), record...)
 	}
 }
 
@@ -224,8 +212,7 @@ func (r *reader) account() (m Entry) {
 		r.fail()
 	}
 	a := &m.Account
-	kind := r.byte()
-	a.Algorithm = ratelimit.Algorithm(kind &^ overridden)
+	a.Algorithm = ratelimit.Algorithm(r.byte())
 	if int(a.Algorithm) >= len(ratelimit.Algorithms) {
 		r.fail()
 	}
@@ -240,13 +227,6 @@ func (r *reader) account() (m Entry) {
 			break
 		}
 		a.Lessees = append(a.Lessees, h)
-	}
-	if kind&overridden != 0 {
-		var err error
-		record := r.bytes(int(r.unsigned(mostRecord)))
-		if a.Override, err = account.DecodeOverride(string(record)); err != nil || a.Override.Set == 0 {
-			r.fail()
-		}
 	}
 	return m
 }

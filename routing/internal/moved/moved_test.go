@@ -23,9 +23,6 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() + below(),
 			Begins: ratelimit.LedgerTime(n()), Ends: ratelimit.LedgerTime(n()), Limit: ratelimit.Tokens(n()),
 		}
-		if i%3 == 0 {
-			a.Override.Override = ratelimit.Override{Requests: 9, Set: 1 + ratelimit.LedgerTime(n()), By: "ann", Reason: "r"}
-		}
 		for range rnd.IntN(4) {
 			life := 1 + uint64(n())
 			a.Lessees = append(a.Lessees, leasing.Lessee{
@@ -53,9 +50,6 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 func FuzzParcel(f *testing.F) {
 	w := NewWriter(1_800_000_000_000_000)
 	w.Account(keyOf(1), &leasing.Account{State: 3, Sum: 2, Lessees: []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Taken: 4}}})
-	a := leasing.Account{State: 3}
-	a.Override.Override = ratelimit.Override{Requests: 9, Set: 1_800_000_000_000_000, By: "ann"}
-	w.Account(keyOf(2), &a)
 	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = Read(b, func(m Entry) {
@@ -91,7 +85,6 @@ func TestPlausibleAccounts(t *testing.T) {
 		{"a window of a second to come", func(a *leasing.Account) { a.State = int64(second) + 1 }, false},
 		{"no such window", func(a *leasing.Account) { a.State = -1 }, false},
 		{"a lease for a year", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{Until: latest, Window: second}} }, true},
-		{"an override of the future", func(a *leasing.Account) { a.Override.Set = latest + 1 }, false},
 		{"a lease for longer", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{}, {Until: latest + 1}} }, false},
 		{"a lease of a window to come", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{Window: second + 1}} }, false},
 	} {
