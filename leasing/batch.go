@@ -204,10 +204,13 @@ func (l *lane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.E
 	}
 }
 
-// waits tells whether the first epoch of this process is less than a beat old: nodes that have read another may not
-// have said so yet. Until then, the lane has no clock, so that nothing is claimed.
+// firstWait is a beat of nodes that have read another epoch, and the trip in which they say so.
+const firstWait = 3 * greetEvery / 2
+
+// waits tells whether the first epoch of this process is so new that nodes which have read another may not have said so
+// yet. Until then, the lane has no clock, so that nothing is claimed.
 func (e *epochs) waits(at ledgerTime) bool {
-	return e.first && e.epoch.Began <= at && at < e.epoch.Began.Add(greetEvery)
+	return e.first && e.epoch.Began.Add(-ratelimit.YoungMost) <= at && at < e.epoch.Began.Add(firstWait)
 }
 
 // stepLeast is the smallest change of the ledger's clock that is reported.

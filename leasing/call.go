@@ -276,7 +276,8 @@ func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 // uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
 func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	w.with = false
-	if _, is := c.lane(k).read(); there.At != 0 || is.first {
+	_, is := c.lane(k).read()
+	if there.At != 0 || is.first && c.clock().Sub(is.asked) < firstPause {
 		w.flight = c.rest(time.Millisecond)
 		return
 	}
@@ -285,6 +286,9 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 		c.failLocked(c.clock(), w, &k, why)
 	}
 }
+
+// firstPause is the time between a new process's looks at a store that is new, too.
+const firstPause = 50 * time.Millisecond
 
 // driftLocked admits an ask from this node's share, if possible. waited means that its check_timeout is over.
 func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited bool) bool {

@@ -146,7 +146,7 @@ func (l *lane) dead() bool {
 func (l *lane) alive(now instant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.answered != 0 && now.Sub(l.answered) <= aliveFor && !l.breaker.Open()
+	return l.clock.At != 0 && now.Sub(l.answered) <= aliveFor && !l.breaker.Open()
 }
 
 // lane is the lane of a key's messages.
@@ -425,12 +425,13 @@ type Breaker struct {
 const (
 	breakAfter   = 3
 	breakFirst   = 50 * time.Millisecond
-	breakLongest = time.Second
+	breakLongest = 250 * time.Millisecond // so that a store that is back is found within a beat
 )
 
-// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A
-// call that began earlier has then failed, and the longest pause has passed.
-const FoundWithin = TimeLimit + 3*breakLongest/2
+// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A call
+// that began earlier has then failed, and the longest pauses have passed: of the breaker, and of the client of Redis,
+// which dials once a second.
+const FoundWithin = TimeLimit + time.Second + 3*breakLongest/2
 
 // Allow tells whether a call may be made now. After the pause, the first caller is the probe.
 func (b *Breaker) Allow(now instant) bool {

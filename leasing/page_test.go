@@ -32,6 +32,8 @@ func TestPageConstants(t *testing.T) {
 	page.Constants([]string{"fleet", "leasing", "ratelimit"}, map[string][]string{
 		"leasing.TimeLimit":       of(TimeLimit),
 		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
+		"ratelimit.YoungMost":     of(ratelimit.YoungMost),
+		"leasing.firstWait":       of(firstWait),
 		"ratelimit.LossPart":      {fmt.Sprint("1/", ratelimit.LossPart)},
 		"leasing.keptIdle":        {fmt.Sprintf("%d/8", kept/100)},
 		"leasing.recallPause":     of(recallPause),

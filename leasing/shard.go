@@ -166,14 +166,14 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 
 // mayGoLocked tells whether a key can be dropped without a loss: the ledger has its total, and nothing is in hand. If
 // the key returns, it has another name: under the old one it would take back its usage. A key with usage in its
-// window is dropped from a full table only: after a loss of data no other node can restate it.
+// window is dropped from a full table only, and not in a young epoch: no other node can state it again.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
 	if k.unreported(now) {
 		return false
 	}
 	counts := k.Counts(now, &s.rules.of(c).Limit)
-	if counts && s.keys.Len() < s.keys.Limit() {
+	if counts && (s.keys.Len() < s.keys.Limit() || f.Young()) {
 		return false
 	}
 	if k.use != 0 {

@@ -22,14 +22,22 @@ type Epoch struct {
 	Ends LedgerTime
 }
 
-// YoungFor is the time for which an epoch is young, from the last word of a node that has read another.
-const YoungFor = 2 * time.Second
+const (
+	// YoungFor is the time for which an epoch is young, from the last word of a node that has totals to state.
+	YoungFor = 2 * time.Second
+	// YoungMost is the age of an epoch from which its youth ends in any case. A node whose totals the ledger cannot
+	// take, or a part of the ledger that is away, must not hold up all others.
+	YoungMost = 5 * YoungFor
+)
 
-// Young tells whether the ledger may lack totals at a time: it grants nothing. A later end than YoungFor is from before
-// the ledger's clock was set back, and does not count.
+// Young tells whether the ledger may lack totals at a time: it grants nothing. Clocks of servers and nodes may differ
+// by YoungMost. An epoch that is to begin later is from before the clock was set back, and does not count.
 func (e Epoch) Young(at LedgerTime) bool {
-	return e.ID != 0 && e.Ends.Add(-YoungFor) <= at && at < e.Ends
+	return e.ID != 0 && e.Began.Add(-YoungMost) <= at && at < e.Ends
 }
+
+// Prolongs tells whether a node with totals to state may prolong the youth.
+func (e Epoch) Prolongs(at LedgerTime) bool { return e.Young(at) && at < e.Began.Add(YoungMost) }
 
 // EpochKnown is a node's record of the epochs of all parts of its ledger together. The zero EpochKnown is
 // that of a ledger without epochs.

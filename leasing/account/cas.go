@@ -344,7 +344,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int
 		is = ratelimit.Epoch{ID: xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1, Began: s.Now}
 	}
 	another := before != nil && before.ID != is.ID && s.Now < is.Began.Add(ratelimit.YoungFor)
-	if another || flags&unstated != 0 && is.Young(s.Now) {
+	if another || flags&unstated != 0 && is.Prolongs(s.Now) {
 		is.Ends = s.Now.Add(ratelimit.YoungFor)
 	}
 	if is != was {

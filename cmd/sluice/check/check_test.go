@@ -104,12 +104,12 @@ func TestCheck(t *testing.T) {
 func checksStores(t *testing.T, dir string) {
 	t.Helper()
 	for name, want := range map[string][]string{
-		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
+		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 105 (105%)", "round trips: 1,", "within 2.375s", "for 2s more"},
 		"postgres": {
 			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 100", "round trips: 2,",
-			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
+			"one row for each account and lease", "within 2.375s", "synchronous_commit=on", "for 2s more",
 		},
-		"etcd":   {"that share etcd", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 100", "round trips: 2,", "within 2.5s", "continue at once"},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 100", "round trips: 2,", "within 2.375s", "continue at once"},
 		"memory": {"on 3 nodes without a store", "each node counts alone"},
 	} {
 		code, out := checks(dir, "--details", "--store="+name)

@@ -56,7 +56,7 @@ func (d *drinkers) time() ledgerTime { return ledgerTime(d.now / instant(time.Mi
 
 func (d *drinkers) node() *drinker {
 	n := &drinker{Entry: Entry{&Key{}, &Use{}}, number: d.Uint64N(1 << 40)}
-	n.Enter(d.now, &LedgerClock{}, &d.limit)
+	n.Enter(d.now, &LedgerClock{At: 1}, &d.limit)
 	return n
 }
 

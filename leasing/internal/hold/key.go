@@ -125,6 +125,9 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 		return Part{}, true
 	}
 	if limit.Algorithm == ratelimit.TokenBucket {
+		if there.At == 0 {
+			return Part{}, false
+		}
 		e.Till = Never
 		if e.Deadline == 0 {
 			e.begin(0, limit)

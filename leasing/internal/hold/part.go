@@ -201,7 +201,7 @@ func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 		return true
 	}
 	p.restate = true
-	if young && stated {
+	if young && stated && (!p.bucket || m.Claim.Window == account.Stated) {
 		p.restate = false
 		p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
 	}

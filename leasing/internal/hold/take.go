@@ -58,9 +58,10 @@ func (e Entry) spendDue(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) boo
 	return true
 }
 
-// TakePart answers a request in a young epoch, in which the ledger grants nothing: up to a part of the limit in all.
+// TakePart answers a request in a young epoch, in which the ledger grants nothing: up to a part of the limit in all,
+// whatever limits the key's requests bring.
 func (e Entry) TakePart(now instant, a *ratelimit.Ask, part tokens, v *ratelimit.Verdict) {
-	*v = ratelimit.Verdict{OverLimit: max(1, a.Cost) > part-e.Unasked, Source: ratelimit.FromClaim}
+	*v = ratelimit.Verdict{OverLimit: max(1, a.Cost) > part-e.Drift(), Source: ratelimit.FromClaim}
 	if a.Kind == ratelimit.Spend && !v.OverLimit {
 		e.Admitted(a.Cost)
 		v.Charged = a.Cost

@@ -70,11 +70,7 @@ func (s *Server) URL() string { return "postgres://sluice@127.0.0.1:" + s.Port +
 // Run runs the server, again after Kill, and waits until it answers.
 func (s *Server) Run() {
 	s.Helper()
-	// Only the machine's crash needs a disk's word, and Kill is not one: a busy disk held up tests by 20 s.
-	args := []string{
-		"-D", s.data, "-p", s.Port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-		"-c", "fsync=off",
-	}
+	args := []string{"-D", s.data, "-p", s.Port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="}
 	for _, setting := range s.args {
 		args = append(args, "-c", setting)
 	}
