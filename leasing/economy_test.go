@@ -46,16 +46,12 @@ var loads = []struct {
 		s.oneWay = time.Duration(1+i/100%3*8) * time.Millisecond
 		return []ask{{Cost: 1}}
 	}},
-	{"overridden", 10 * time.Millisecond, func(s *stage, i int) []ask {
-		l := &s.rule.Limit
-		switch i {
-		case 0:
-			l.Ceiling = 3 * l.Requests
+	{"other limits", 10 * time.Millisecond, func(s *stage, i int) []ask {
+		switch l := &s.rule.Limit; i {
 		case 300:
-			s.override(ratelimit.Override{Requests: l.Requests / 3})
+			s.limited(l.Requests / 3)
 		case 600:
-			l.Ceiling = 9 * l.Requests
-			s.override(ratelimit.Override{Unlimited: true})
+			s.limited(9 * l.Requests)
 		}
 		return []ask{{Cost: 1}}
 	}},

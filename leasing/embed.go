@@ -160,8 +160,7 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 		ratelimit.MaxLimit)
 	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst,
 		ratelimit.MaxLimit)
-	check(x.Ceiling < 0 || x.Ceiling > ratelimit.MaxLimit, "Ceiling is %d, must be between 0 and %d", x.Ceiling,
-		ratelimit.MaxLimit)
+	check(x.Ceiling != 0, "Ceiling is %d, must be 0: only the service changes limits of keys", x.Ceiling)
 	check(x.Burst != 0 && x.Algorithm != ratelimit.TokenBucket, "Burst is %d, and only a TokenBucket has one", x.Burst)
 	if len(problems) == 0 {
 		most := x.Unit.MostMultiplier()

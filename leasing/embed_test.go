@@ -165,7 +165,7 @@ func TestWrongOptionsAndRules(t *testing.T) {
 		"Unit is 9 and its calendar no calendar, must be":                with(func(l *ratelimit.Limit) { l.Calendar = 0 }),
 		"Algorithm is sliding_window and Multiplier 0, must be":          with(func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }),
 		"Algorithm is fixed_window and Multiplier 2, must be":            with(func(l *ratelimit.Limit) { l.Unit, l.Calendar, l.Multiplier = ratelimit.CalendarMonth, 0, 2 }),
-		"Ceiling is -1, must be between 0 and":                           with(func(l *ratelimit.Limit) { l.Ceiling = -1 }),
+		"Ceiling is 1, must be 0":                                        with(func(l *ratelimit.Limit) { l.Ceiling = 1 }),
 		"mode is approx, must be leasing":                                func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
 		"max_nodes is 0, must be between 1 and 10000":                    func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
 		"2 coordinations, must have at most one":                         func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },

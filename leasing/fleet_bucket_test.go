@@ -225,12 +225,11 @@ func TestOneASecondIsUsed(t *testing.T) {
 	}
 }
 
-// A bucket that the store drops, because it is full by the rule, is no lost account under a lower override.
+// A bucket that the store drops, because it is full by the rule, is no lost account under a lower limit.
 func TestLoweredBucketIsNoLostAccount(t *testing.T) {
 	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
-	s.rule.Limit.Ceiling = 100
 	s.ask(0, "k", 1)
-	s.override(ratelimit.Override{Requests: 10})
+	s.limited(10)
 	for range 5 {
 		s.ask(0, "k", 10)
 		s.ask(0, "k", 45)
@@ -245,10 +244,10 @@ func TestLoweredBucketIsNoLostAccount(t *testing.T) {
 func TestLimitOfNothingPassesNoPeek(t *testing.T) {
 	for algorithm := range ratelimit.RateAlgorithms() {
 		limit := bucketOf(100, 100, ratelimit.Minute)
-		limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
+		limit.Algorithm = ratelimit.Algorithm(algorithm)
 		s := newStrictStage(t, 1, limit, nil)
 		s.ask(0, "other", 1)
-		s.override(ratelimit.Override{})
+		s.limited(0)
 		v, a := []verdict{s.peek(0, "k"), {}}, ask{Rule: s.rule, Key: []byte("k"), Kind: ratelimit.Peek}
 		s.rule.Limit.Requests, s.rule.Limit.Burst = 0, 0
 		if s.nodes[0].alone.Decide(t.Context(), s.now, []ask{a}, v[1:]); !v[0].OverLimit || !v[1].OverLimit {

@@ -187,11 +187,10 @@ func (s *stage) overdue(node int, a ask) ratelimit.Verdict {
 	return v[0]
 }
 
-// override puts an override in force at all nodes, which then ask under a rule of its own.
-func (s *stage) override(o ratelimit.Override) {
+// limited has all nodes ask under another limit from now on. A bucket's burst changes in proportion.
+func (s *stage) limited(n tokens) {
 	own := *s.rule
-	own.Limit = own.Limit.Under(&o)
-	own.Limit.Ceiling = 0
+	own.Limit.Requests, own.Limit.Burst = n, own.Limit.Burst*n/own.Limit.Requests
 	s.rule = &own
 }
 

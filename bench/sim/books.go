@@ -290,9 +290,6 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 		return
 	}
 	limit := a.Rule.Limit.Capacity()
-	if v.Limit != nil {
-		limit = v.Limit.Capacity()
-	}
 	granted := v.Source == ratelimit.FromClaim && a.Cost <= is.hand // to this request, before others charged
 	if a.Kind == ratelimit.Spend && is.sum > limit && !granted || a.Kind == ratelimit.Peek && is.sum-is.hand > limit {
 		b.violate(n.slot, k.index, "it admits %d, and was told that %d of %d are used", a.Cost, is.sum, limit)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Promise is the worst case of a kind of store, and its price, as `sluice check --store` declares them.
@@ -40,7 +41,9 @@ func PromiseOf(name string) (*Promise, error) {
 func (p *Promise) Lines() []string {
 	young := "Keys without a lease continue at once."
 	if p.Young > 0 {
-		young = fmt.Sprintf("Few requests of keys without a lease pass for %v more: at most a twentieth of each limit.", p.Young)
+		most := ratelimit.YoungMost + ratelimit.YoungFor
+		young = fmt.Sprintf("Few requests of keys without a lease pass for %v more, and up to %v while nodes have "+
+			"totals to state: at most a twentieth of each limit.", p.Young, most)
 	}
 	return []string{
 		"data loss: " + p.Loss,

@@ -44,7 +44,6 @@ type leased struct {
 // answer is the owner's last answer.
 type answer struct {
 	left  ratelimit.Tokens  // of the limit, in no hand
-	limit *ratelimit.Limit  // by an override; nil: the rule's
 	reset ratelimit.Instant // when the limit is whole again
 	shut  ratelimit.Instant // until then it counts as used up, for requests with at most this limit
 	most  ratelimit.Tokens
@@ -213,12 +212,8 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	if !ok {
 		return l.refuses(now, a, v)
 	}
-	limit := &a.Rule.Limit
-	if l.limit != nil {
-		limit = l.limit
-	}
 	*v = ratelimit.Verdict{
-		Charged: cost, Window: w, Remaining: min(l.left+l.held.InHand(now), limit.Capacity()), Limit: l.limit,
+		Charged: cost, Window: w, Remaining: min(l.left+l.held.InHand(now), a.Rule.Limit.Capacity()),
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
 	return true
@@ -229,9 +224,7 @@ func (l *leased) refuses(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 	if now >= l.shut || a.Rule.Limit.Capacity() > l.most {
 		return false
 	}
-	*v = ratelimit.Verdict{
-		OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now)), Limit: l.limit,
-	}
+	*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		v.Debt = a.Cost
 		l.held.Admit(a.Cost)
@@ -379,7 +372,7 @@ func (h *Leases) Apply(
 		x.Keep = false
 		l.held.GiveBack()
 	}
-	l.left, l.reset, l.limit = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter), v.Limit
+	l.left, l.reset = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter)
 	l.next = l.held.Sent().Add(min(ReportEvery, x.For/2))
 	if !x.Keep {
 		l.notBefore, l.next = now.Add(retry), now
