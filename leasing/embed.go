@@ -88,7 +88,7 @@ func New(o Options) (*Limiter, error) {
 }
 
 // Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: a
-// program claims nothing for half a second after it has found an empty Redis, which may have lost the data of others.
+// program claims nothing for 750 ms after it has found an empty Redis, which may have lost the data of others.
 // It returns ctx's error.
 func (l *Limiter) Ready(ctx context.Context) error {
 	tick := time.NewTicker(readyEvery)
@@ -127,7 +127,7 @@ type Rule struct {
 // should be the same, because each claim is judged by its own number. The name is the domain of a rule file, so that a
 // server can share the budget, too (Key). The coordination is optional (see [ratelimit.DefaultCoordination], which
 // charges refused requests; without one, [ratelimit.Algorithm.OnDeny] decides). Its mode must be leasing, because the
-// others need a server. Programs have no part of a lease.reserve: only servers spend it.
+// others need a server.
 func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coordination) (*Rule, error) {
 	r := &ratelimit.Rule{Domain: name, Path: "key", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	r.Coordination.OnDeny = limit.Algorithm.OnDeny()
