@@ -765,3 +765,24 @@ func TestFullTableInAYoungEpoch(t *testing.T) {
 		t.Errorf("%d of 100 keys were tracked at the loss, and %d pass again", tracked, again)
 	}
 }
+
+// What a slow store granted for requests that left comes back, less the refill: of a bucket of a day, single tokens, too.
+func TestRequestsThatLeaveReturnTheirTokens(t *testing.T) {
+	for _, cost := range []tokens{1, 2} {
+		x := newArena(t, bucketOf(10, 10, ratelimit.Day), map[string]string{"on_deny": "refund", "on_store_failure": "closed"})
+		p := x.nodes[x.start(1)]
+		x.goOn(2 * time.Second)
+		p.oneWay = 10 * time.Millisecond
+		for range 10 / cost {
+			if v := x.ask(0, "k", cost); !v.OverLimit || v.Charged > 0 {
+				t.Errorf("%+v", v)
+			}
+			x.goOn(100 * time.Millisecond)
+		}
+		p.oneWay = time.Millisecond / 2
+		x.goOn(5 * time.Second)
+		if n := x.takes(0, "k", 1); n < 9 {
+			t.Errorf("cost %d: all requests were refused, and %d of 10 tokens are left", cost, n)
+		}
+	}
+}

@@ -50,18 +50,21 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 	}
 	var scratch use
 	k := s.view(c, &scratch)
+	if w = k.Window; a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+		w = 0
+	}
 	limit := k.rule().Limit.Capacity()
 	v.Lease = &ratelimit.LeaseLook{
-		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
+		Window: w, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
 		Answered: now.Sub(k.LastAnswer),
 		Refuses:  k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
 		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
 	}
 	if k.LastAnswer != 0 {
-		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
+		v.Ledger = &ratelimit.AccountLook{Window: w, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
 	}
-	return k.Window, f.ownPart(now, &k, k.rule())
+	return w, f.ownPart(now, &k, k.rule())
 }
 
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys, one lock at a time.
