@@ -40,7 +40,7 @@ var allByHand = []byHand{
 	{"a lease is over with its slot", buckets, "b.hand, b.old = 0, b.hand", "b.hand, b.old = 0, 0"},
 	{"a part of a unit is spent", buckets, "level -= level % max(1, c.Unit)", "level -= 0"},
 	{
-		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "back := vain - covered - tokens(math.Ceil(min(refilled-littleRefill, float64(vain))))",
+		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "back := vain - covered - tokens(math.Ceil(min(refilled, float64(vain))))",
 		"back := vain - covered - tokens(min(0, refilled))",
 	},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},

@@ -272,9 +272,12 @@ func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	return true
 }
 
-// littleRefill is the part of a token below which a refill does not count: each request of a slow bucket that leaves
-// would cost a whole token. A bucket can have so much more than its burst, at any time.
-const littleRefill = 0.01
+// A refill below littleRefill of a token does not count in a bucket that takes slowRefill for one: each request that
+// leaves would cost a whole token. Such a bucket can have so much more than its burst.
+const (
+	littleRefill = 0.01
+	slowRefill   = time.Minute
+)
 
 // Waits sets the tokens of waiting requests. What a bucket granted for one that no longer waits covers what was
 // admitted from a share meanwhile. The rest is a refund, less what the bucket may have refilled in its place.
@@ -288,7 +291,10 @@ func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
 	covered := min(vain, e.Drift())
 	claimed := e.Deadline.Sub(lasts(0, account.BucketSlot(l)))
 	refilled := float64(now.Sub(instant(claimed))) / float64(l.Period()) * float64(l.Requests)
-	back := vain - covered - tokens(math.Ceil(min(refilled-littleRefill, float64(vain))))
+	if l.Refill(1) >= slowRefill {
+		refilled -= littleRefill
+	}
+	back := vain - covered - tokens(math.Ceil(min(refilled, float64(vain))))
 	e.record(-covered)
 	e.Refund(max(0, back))
 }
