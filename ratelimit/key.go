@@ -82,9 +82,6 @@ func DescriptorKey(key []byte) []byte {
 	return rest
 }
 
-// DomainKey is how a DescriptorKey of a domain begins.
-func DomainKey(domain string) []byte { return appendField(nil, domain) }
-
 // ReadDescriptor is the domain of a DescriptorKey, and then the keys and values of its entries. ok is false for a
 // digest.
 func ReadDescriptor(key []byte) (texts []string, ok bool) {

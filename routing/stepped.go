@@ -144,9 +144,6 @@ func (s *Stepped) again(m *member) {
 	})
 }
 
-// Dropped takes in that the stream that a node had opened has broken.
-func (s *Stepped) Dropped(from string) { delete(s.inlet, from) }
-
 func (s *Stepped) member(addr string) *member {
 	s.mu.Lock()
 	defer s.mu.Unlock()

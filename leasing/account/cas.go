@@ -345,7 +345,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int
 	}
 	another := before != nil && before.ID != is.ID && s.Now < is.Began.Add(ratelimit.YoungFor)
 	if another || flags&unstated != 0 && is.Prolongs(s.Now) {
-		is.Ends = s.Now.Add(ratelimit.YoungFor)
+		is.Ends = max(is.Ends, s.Now.Add(ratelimit.YoungFor)) // clocks differ
 	}
 	if is != was {
 		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Ends, s.Life)

@@ -50,9 +50,12 @@ is = is or carried or nil
 if not is or former and is.with ~= '-' and is.with ~= replid then is = { id = id, began = now, ends = 0 } end
 local was = string.match(known, '^%x+')
 local another = was and was ~= is.id or not was and former and flags % 4 >= 2
-local most = 5 * youth
+if flags >= 4 then is.began = now end
+local most = 5 * youth -- ratelimit.YoungMost
 local young = is.began - most <= now and now < is.ends and now < is.began + most
-if another and now < is.began + youth or flags >= 4 or young and flags % 2 == 1 then is.ends = now + youth end
+if another and now < is.began + youth or flags >= 4 or young and flags % 2 == 1 then
+  is.ends = math.max(is.ends, now + youth) -- clocks differ
+end
 
 local text = table.concat({ is.id, string.format('%.0f', is.began), string.format('%.0f', is.ends), here, replid }, ' ')
 local holds, failed = carried, redis.error_reply('MOVED the names of the epoch')

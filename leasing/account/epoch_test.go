@@ -89,7 +89,8 @@ func TestStartedRedisHasAnOldEpoch(t *testing.T) {
 	}
 }
 
-// Who has something to state prolongs the youth while it goes on. An end from before a clock was set back is none.
+// Who has something to state prolongs the youth while it goes on, until the epoch is ten seconds old. An end from before
+// a clock was set back is none. A clock that is behind does not bring it forward.
 func TestEpochIsProlonged(t *testing.T) {
 	s := redistest.Shared(t)
 	m := another(t, s, epochAt)
@@ -119,7 +120,14 @@ func TestEpochIsProlonged(t *testing.T) {
 	step(0, true, epochAt.Add(3*time.Second), true)
 	step(-time.Hour, true, epochAt.Add(3*time.Second), false)
 	step(time.Hour, true, epochAt.Add(3*time.Second), true)
-	step(2*time.Second, true, epochAt.Add(3*time.Second), false)
+	step(-time.Second, true, epochAt.Add(3*time.Second), true)
+	step(-5*time.Second, true, epochAt.Add(3*time.Second), true)
+	step(6*time.Second, true, epochAt.Add(3*time.Second), true)
+	for at := 2; at < 10; at++ {
+		step(time.Second, true, epochAt.Add(time.Duration(at+2)*time.Second), true)
+	}
+	step(time.Second, true, epochAt.Add(11*time.Second), true)
+	step(time.Second, true, epochAt.Add(11*time.Second), false)
 }
 
 // An epoch that names another run is not this server's; nor is one of another replication, if the server was a replica

@@ -48,7 +48,8 @@ func NewLimiter(
 	return l
 }
 
-// Decide implements [ratelimit.Limiter]. Of its own, it does not block or allocate.
+// Decide implements [ratelimit.Limiter]. Of its own, it does not block. It allocates where an override counts the first
+// time under a rule.
 func (l *Limiter) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
@@ -102,7 +103,7 @@ func (l *Limiter) done(own *scratch) {
 	l.pool.Put(own)
 }
 
-// rule is the rule in force for an ask. It allocates where an override counts the first time under a rule.
+// rule is the rule in force for an ask.
 func (l *Limiter) rule(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.Rule {
 	if a.Rule.Override { // a limit that the request brought counts before
 		return a.Rule

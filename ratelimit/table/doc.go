@@ -6,7 +6,7 @@
 // read for half an hour ([Silence]). A removed record does not come back, unless the store goes on with a copy of more
 // than half an hour ago. Of two changes, the one with the higher version counts, everywhere.
 //
-// The rules, of which each has an order of events that breaks the table without it:
+// Each of these rules excludes an order of events that would break the table:
 //
 //  1. Records merge by (version, end, value). So the order in which they arrive does not matter.
 //  2. A version is the store's time, and above each version that the store ever had. A clock that was set back would
