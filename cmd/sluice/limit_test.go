@@ -333,10 +333,15 @@ func overrideReaches(t *testing.T, nodes []*sluice, i int) time.Duration {
 	return time.Since(began)
 }
 
-// put sets an override over HTTP.
+// put sets an override over HTTP, again while the store does not answer in time: its disk may be busy.
 func (s *sluice) put(t *testing.T, descriptor, body string) {
 	t.Helper()
-	answer, said := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
+	var answer http.Response
+	var said string
+	becomes(func() bool {
+		answer, said = s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
+		return answer.StatusCode != http.StatusServiceUnavailable
+	})
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
 		t.Errorf("PUT %s is answered %s %s", descriptor, answer.Status, said)
 	}
