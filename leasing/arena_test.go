@@ -35,6 +35,7 @@ type process struct {
 	hangs   time.Duration // messages do, while it is down
 	mute    bool          // answers to it are lost
 	gone    bool          // it has crashed
+	paused  bool          // it does nothing, and gets answers when it continues
 	beat    instant
 	waiting []*asked
 	claims  int
@@ -98,7 +99,7 @@ func (x *arena) goOn(d time.Duration) {
 
 func (x *arena) step() {
 	for _, p := range x.nodes {
-		if p.gone {
+		if p.gone || p.paused {
 			continue
 		}
 		if x.now >= p.beat {
@@ -114,6 +115,9 @@ func (x *arena) step() {
 				})
 			} else {
 				p.Greet()
+			}
+			if !p.down && !p.mute {
+				reclaimShort(x.T, p.Stepped, p.ledger)
 			}
 		}
 		if x.now%instant(SweepEvery) == 0 {
@@ -140,7 +144,7 @@ func (x *arena) settle() {
 			}
 		}
 		for _, p := range x.nodes {
-			if p.gone {
+			if p.gone || p.paused {
 				continue
 			}
 			left := p.waiting
@@ -150,12 +154,39 @@ func (x *arena) settle() {
 					p.waiting = append(p.waiting, a)
 				}
 			}
+			if sent := x.now; p.RegisterDue(sent) {
+				again = true
+				x.register(p, sent)
+			}
 			for b := p.Batch(); b != nil; b = p.Batch() {
 				again = true
 				x.send(p, b)
 			}
 		}
 	}
+}
+
+// register carries a registration, and its answer.
+func (x *arena) register(p *process, sent instant) {
+	if p.down {
+		x.after(max(p.hangs, time.Millisecond), func() { p.RegisterAnswered(sent, errors.New("down")) })
+		return
+	}
+	x.after(p.oneWay, func() {
+		err := p.ledger.Register(x.Context(), p.name)
+		x.answer(p, p.oneWay, func() { p.RegisterAnswered(sent, err) })
+	})
+}
+
+// answer answers a process, once it runs.
+func (x *arena) answer(p *process, after time.Duration, do func()) {
+	x.after(after, func() {
+		if p.paused {
+			x.answer(p, time.Millisecond, do)
+		} else if !p.gone {
+			do()
+		}
+	})
 }
 
 func (x *arena) advance(p *process, a *asked) (ended bool) {
@@ -184,7 +215,7 @@ func (x *arena) send(p *process, b *Batch) {
 		grants := make([]account.Grant, len(b.Claims()))
 		ledger := []*account.CAS{p.ledger, p.second}[b.Part()]
 		epoch, at, err := ledger.Settle(x.Context(), b.Claims(), grants)
-		x.after(p.oneWay, func() {
+		x.answer(p, p.oneWay, func() {
 			if err != nil || p.mute {
 				b.Fail(errors.Join(err, errors.New("no answer")))
 			} else {

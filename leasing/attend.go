@@ -26,6 +26,10 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 	var all sync.WaitGroup
 	all.Go(func() { s.Recalls(ctx, f.name, f.Recalled) })
 	all.Go(func() { f.greets(ctx, s) })
+	if r, ok := s.(reclaimer); ok {
+		all.Go(func() { f.registers(ctx, r) })
+		all.Go(func() { f.reclaims(ctx, r) })
+	}
 	all.Wait()
 }
 

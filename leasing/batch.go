@@ -93,8 +93,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 			b.greeted = append(b.greeted, fl)
 			continue
 		}
-		own := q
-		if c, ok := f.write(&own, &there, fl); ok {
+		if c, ok := f.write(&q, &there, fl); ok {
 			b.claims, b.carried = append(b.claims, c), append(b.carried, fl)
 		}
 	}
@@ -134,7 +133,6 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
-	lasting(q, rule)
 	size := f.sizing(rule)
 	c.Need = k.Needs()
 	c.Want, c.Unit = k.Wants(q.Now, c.Need, size)
@@ -144,14 +142,6 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	fl.beyond = k.Beyond
 	k.Write(&fl.message, s.sent, c, q)
 	return fl.message.Claim, true
-}
-
-// lasting sets the lifetime of leases of windows under a rule.
-func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	q.Eager = r.Coordination.Eager() && r.Limit.Algorithm != ratelimit.TokenBucket
-	if q.Eager {
-		q.TTL = r.LeaseTTL()
-	}
 }
 
 // failed handles a batch without an answer.
@@ -253,8 +243,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	b.evicted(k, &fl.message.Claim, g, known && is.had(k.cell.Val.stated) && fl.message.In(a.Epoch))
 	had := k.Unspent() + k.Granted
 	c := &fl.message.Claim
-	inWindow := c.Window > 0 && c.Limit.Algorithm != ratelimit.TokenBucket
-	if inWindow && g.Err == nil && now < k.Till && g.At >= c.Limit.WindowEnd(c.Window) {
+	if inWindow(c) && g.Err == nil && now < k.Till && g.At >= c.Limit.WindowEnd(c.Window) {
 		g.Err = account.ErrOver // its tokens are of a window that has ended there
 	}
 	applied := k.Apply(&fl.message, g, &a)
@@ -271,7 +260,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 			k.cell.Val.stated = life
 		}
 		b.applyLocked(now, k, fl, g)
-	case known && fl.message.In(a.Epoch) && a.Epoch.Young(g.At) && fl.message.Claim.Kind == account.States:
+	case known && fl.message.In(a.Epoch) && a.Epoch.Young(g.At) && !fl.message.Claim.Draws():
 		k.cell.Val.stated = life
 	}
 	if fl.again {
@@ -281,6 +270,9 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		b.renewLocked(now, k)
 	}
 }
+
+// inWindow tells whether a message is about an account of a window.
+func inWindow(c *account.Claim) bool { return c.Limit.Algorithm != ratelimit.TokenBucket }
 
 // audit records an answer before the key uses it, so that tokens are on record before they are spent.
 func (f *Fleet) audit(r *ratelimit.Rule, c *account.Claim, g *account.Grant) {
@@ -292,14 +284,20 @@ func (f *Fleet) audit(r *ratelimit.Rule, c *account.Claim, g *account.Grant) {
 // applyLocked applies an answer that counts.
 func (f *Fleet) applyLocked(now instant, k entry, fl *flight, g *account.Grant) {
 	c, rule := &fl.message.Claim, k.rule()
-	k.Learned(now, &fl.message, g, rule)
+	k.Judged(now, &fl.message, g, rule)
 	// A draw does not show the tokens in hand of others. A claim does.
-	short := c.Kind == account.States && g.Granted < c.Need
-	recalls := g.InHand > 0 && c.Limit.Algorithm != ratelimit.TokenBucket
+	short := !c.Draws() && g.Granted < c.Need
+	recalls := g.InHand > 0 && inWindow(c)
 	fl.refused, fl.recalling = short && !recalls, short && recalls
 	fl.most = c.Limit.Capacity() - g.Sum + k.Unspent()
-	if c.Limit.Algorithm != ratelimit.TokenBucket { // its leases end by themselves
+	if inWindow(c) { // leases of buckets end by themselves
 		fl.most += max(0, g.InHand)
+	}
+	if !c.Draws() && g.Granted < c.Want && g.InHand > 0 {
+		f.noteShort(rule, c)
+	}
+	if inWindow(c) && g.Granted > 0 && c.Need > k.Waiting { // for the ledger, all of the need is spent
+		k.Restate()
 	}
 	reconcile(rule, &k.Beyond, fl, g)
 	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
@@ -332,7 +330,7 @@ func (b *batch) count(grants []account.Grant, err error) {
 // evicted counts an account that the ledger lost alone: a draw finds less than this life of the ledger had.
 func (f *Fleet) evicted(k entry, c *account.Claim, g *account.Grant, stated bool) {
 	had := k.Reported()
-	if stated && c.Kind == account.Draws && g.Err == nil && g.Total < had+c.Want {
+	if stated && c.Draws() && g.Err == nil && g.Total < had+c.Want {
 		f.stats.missing.Add(1)
 		f.stats.missingTokens.Add(uint64(max(0, had)))
 		f.OnWarning(ErrEvicted)

@@ -213,15 +213,16 @@ func (w *waiter) waitsLocked(now instant, k entry, n tokens) {
 
 // enterLocked moves the key to the current window. It returns false if that is not certain.
 func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
-	beyond := k.Beyond
-	ended, certain := k.Enter(now, there, &k.rule().Limit)
+	beyond, rule := k.Beyond, k.rule()
+	ended, certain := k.Enter(now, there, &rule.Limit)
 	f.reportLocked(k, ended, beyond)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
-	// name, its first claim would take that usage back.
-	if certain && ended.Deadline != 0 && k.Window < ended.Window {
-		k.cell.Val.as = f.nextName()
+	// name, its first claim would take that usage back. A rule that reclaims, or no longer does, needs another name.
+	if certain && ended.Deadline != 0 && (k.Window < ended.Window || k.cell.Val.lapses() != rule.Reclaims()) {
+		k.cell.Val.as = f.nextName(rule)
 	}
-	return certain
+	k.shard.endLocked(k.cell)
+	return certain && f.certainLocked(now, k)
 }
 
 // askLocked sends a claim for a waiter's need, or fails the waiter.

@@ -49,8 +49,9 @@ type Fleet struct {
 	stats stats
 }
 
-// names are this node's names in the ledger.
+// names are this node's names in the ledger, and the registration with which leases under some of them end.
 type names struct {
+	reclaim   reclaim
 	name      ratelimit.Holder // the first
 	forgotten atomic.Uint64    // dropped keys: each of them changes the name of later keys
 }
@@ -109,11 +110,12 @@ func NewFleet(
 		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
 		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
+	f.reclaim.open()
 	arena := keytable.NewArena()
 	parts, shares := keytable.NewSharding(maxKeys)
 	f.Sharding, f.shards = parts, make([]shard, len(shares))
 	for i, share := range shares {
-		f.shards[i].open(arena, share)
+		f.shards[i].open(arena, share, &f.reclaim.ends)
 	}
 	f.openLanes()
 	return f
@@ -281,8 +283,8 @@ func (f *Fleet) Recalled(name string, w window) {
 	})
 }
 
-// nextName is a new name of this node. Keys that are tracked from now on have other names.
-func (f *Fleet) nextName() uint32 { return uint32((f.forgotten.Add(2) - 1) & (1<<28 - 1)) }
+// nextName is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
+func (f *Fleet) nextName(r *ratelimit.Rule) uint32 { return nameOf(r, f.forgotten.Add(2)-1) }
 
 func (f *Fleet) sizing(r *ratelimit.Rule) hold.Sizing {
 	return hold.Sizing{Rule: r, Nodes: max(1, f.Nodes())}

@@ -91,7 +91,7 @@ func TestBucketIsFullAfterLongOutage(t *testing.T) {
 // spent it does not report a loss.
 func TestRefundElsewhereFillsBucket(t *testing.T) {
 	for i, node := range []int{0, 1, -1, 1, 0, 1, -1, 0, 0} { // -1: a reset
-		fields := map[string]string{"reclaim": ratelimit.Reclaims[i%4/3]} // buckets have no eager leases
+		fields := map[string]string{"reclaim": ratelimit.Reclaims[i%4/3]} // it has no effect on buckets
 		s := newStrictStage(t, 3, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)

@@ -38,45 +38,33 @@ func (s *stage) spendAll(key string) (admitted tokens) {
 	return admitted
 }
 
-// An answer that comes when the lease that it grants is over renews nothing. What was in hand before is gone, too, for
-// the ledger has credited it, and others have it. Nothing is lost: all that is not spent is admitted in the end. Of a
-// bucket, what was granted in vain only comes back with time.
+// An answer that comes when the lease that it grants is over renews nothing. What was granted in vain only comes back
+// with time.
 func TestLateAnswersRenewNothing(t *testing.T) {
-	for _, l := range []ratelimit.Limit{
-		{Unit: ratelimit.Hour, Requests: 100},
-		{Unit: ratelimit.Year, Requests: 1, Burst: 100, Algorithm: ratelimit.TokenBucket},
-	} {
-		t.Run(l.Algorithm.String(), func(t *testing.T) {
-			s := newStage(t, 2, 100, 100, map[string]string{
-				"reclaim": "eager", "lease.size": "20", "on_deny": "refund", "on_store_failure": "closed",
-			})
-			s.rule.Limit = l
-			admitted := tokens(0)
-			if v := s.ask(0, "k", 1); v.OverLimit {
-				t.Fatalf("%+v", v)
-			}
-			admitted++
-			k, verdicts := s.key(0, "k"), make([]verdict, 1)
-			w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, verdicts)
-			before := k.Taken
-			deliver := s.sent(0)
-			s.now = s.now.Add(s.rule.LeaseTTL() + 100*time.Millisecond)
-			if w.TimeOver(); w.Advance(s.now) || !verdicts[0].OverLimit {
-				t.Fatalf("nothing was heard, and on_store_failure is closed: %+v", verdicts[0])
-			}
-			s.now = s.now.Add(s.rule.LeaseTTL() + 100*time.Millisecond)
-			for !s.ask(1, "k", 1).OverLimit { // what was node 0's is credited
-				admitted++
-			}
-			if deliver(); k.InHand(s.now) != 0 {
-				t.Errorf("%d are in hand, of %d before", k.InHand(s.now), before)
-			}
-			s.goOn(2 * s.rule.LeaseTTL())
-			admitted += s.spendAll("k")
-			if lost := 100 - admitted; lost < 0 || lost > 0 && l.Algorithm == ratelimit.FixedWindow {
-				t.Errorf("%d of 100 were admitted", admitted)
-			}
-		})
+	s := newStage(t, 2, 100, 100, map[string]string{"lease.size": "20", "on_deny": "refund", "on_store_failure": "closed"})
+	s.rule.Limit = ratelimit.Limit{Unit: ratelimit.Year, Requests: 1, Burst: 100, Algorithm: ratelimit.TokenBucket}
+	admitted := tokens(0)
+	if v := s.ask(0, "k", 1); v.OverLimit {
+		t.Fatalf("%+v", v)
+	}
+	admitted++
+	k, verdicts := s.key(0, "k"), make([]verdict, 1)
+	w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, verdicts)
+	before := k.Taken
+	deliver := s.sent(0)
+	s.now = s.now.Add(10 * time.Second)
+	if w.TimeOver(); w.Advance(s.now) || !verdicts[0].OverLimit {
+		t.Fatalf("nothing was heard, and on_store_failure is closed: %+v", verdicts[0])
+	}
+	for !s.ask(1, "k", 1).OverLimit {
+		admitted++
+	}
+	if deliver(); k.InHand(s.now) != 0 {
+		t.Errorf("%d are in hand, of %d before", k.InHand(s.now), before)
+	}
+	s.goOn(10 * time.Second)
+	if admitted += s.spendAll("k"); admitted > 100 {
+		t.Errorf("%d of 100 were admitted", admitted)
 	}
 }
 

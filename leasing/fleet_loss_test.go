@@ -9,7 +9,7 @@ import (
 )
 
 // After a loss of data, a node restates all keys, for any number of them. It has more to state until the last answer,
-// and learning lasts until then.
+// and the epoch is young until then.
 func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	const keys = 12_000 // more than may wait at once
 	s := newStage(t, 1, 2*keys, 100, nil)

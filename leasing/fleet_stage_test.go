@@ -102,12 +102,24 @@ func (s *stage) settle() {
 			recall()
 		}
 		for _, n := range s.nodes {
+			if n.RegisterDue(s.now) {
+				again = true
+				s.register(n)
+			}
 			for b := n.Batch(); b != nil; b = n.Batch() {
 				again = true
 				s.send(b)
 			}
 		}
 	}
+}
+
+func (s *stage) register(n *Stepped) {
+	err := errors.New("down")
+	if !s.down {
+		err = s.ledger.Register(context.Background(), n.name)
+	}
+	n.RegisterAnswered(s.now, err)
 }
 
 func (s *stage) send(b *Batch) {
@@ -139,6 +151,21 @@ func (s *stage) goOn(d time.Duration) {
 			}
 		}
 		s.settle()
+		if s.now%instant(greetEvery) == 0 && !s.down {
+			for _, n := range s.nodes {
+				reclaimShort(s.T, n, s.ledger)
+			}
+		}
+	}
+}
+
+// reclaimShort takes back what ended nodes have in hand of a node's accounts that are short.
+func reclaimShort(t *testing.T, n *Stepped, ledger reclaimer) {
+	t.Helper()
+	for _, of := range n.takeShort(n.clock()) {
+		if err := n.takeBack(context.Background(), ledger, of); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -238,37 +265,6 @@ func TestWhoGivesBackTakesNothing(t *testing.T) {
 	claims := s.nodes[0].Release()
 	if len(claims) == 0 || slices.ContainsFunc(claims, func(c account.Claim) bool { return c.Need > 0 || c.Want > 0 }) {
 		t.Errorf("the last words are %+v", claims)
-	}
-}
-
-// A live node reports its usage of an eager lease before the ledger credits it, with few requests, and also for a key
-// without a place in its table.
-func TestEagerSpendingIsToldInTime(t *testing.T) {
-	s := newStage(t, 2, 100, 100, map[string]string{"reclaim": "eager"})
-	admitted := tokens(0)
-	for range 3 {
-		if v := s.ask(0, "k", 1); !v.OverLimit {
-			admitted++
-		}
-		s.goOn(10 * time.Millisecond)
-	}
-	s.goOn(s.rule.LeaseTTL() * 5 / 4)
-	for range 200 {
-		if v := s.ask(1, "k", 1); !v.OverLimit {
-			admitted++
-		}
-	}
-	if admitted != 100 {
-		t.Errorf("%d were admitted, of 100", admitted)
-	}
-	s = newStage(t, 2, 1, 10, map[string]string{"reclaim": "eager"})
-	if v := s.ask(0, "k", 1); v.OverLimit {
-		t.Fatalf("%+v", v)
-	}
-	k := s.key(0, "k")
-	k.Deadline = s.now // nothing is in hand
-	if s.nodes[0].mayGoLocked(k.shard, s.now, k.cell) {
-		t.Error("a key may be forgotten of which the ledger does not know what was spent")
 	}
 }
 

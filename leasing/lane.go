@@ -198,7 +198,7 @@ func (f *Fleet) launchLocked(k entry, wait time.Duration) {
 	}
 }
 
-// timeLocked sets a timer that renews an eager lease in use: sweeps are too rare for that.
+// timeLocked sets a timer that gives back the lease of a bucket: sweeps are too rare for that.
 func (f *Fleet) timeLocked(now instant, k entry) {
 	at, id := k.Renews(k.rule()), k.id()
 	if at == hold.Never || k.use.timed {
@@ -339,7 +339,6 @@ const lateTries, lateDoublings, mostLate = 3, 5, 10_000
 const lastSeq = 1 << 50
 
 func (l *lateReport) write(q *hold.Asking, rule *ratelimit.Rule, m *hold.Message) account.Claim {
-	lasting(q, rule)
 	l.GiveBack(0)
 	c := account.Claim{Key: l.name, Limit: rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
 	l.Write(m, uint32(l.tries+1), c, q)
@@ -357,6 +356,7 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	}
 	fl := newFlight(k)
 	fl.beyond = beyond
+	ended.Deadline = hold.Never // nothing of it is spent any more
 	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k)}
 	fl.rule = k.rule()
 	if counts {

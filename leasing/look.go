@@ -119,7 +119,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	f.Drop(now, a.Key)
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
-		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1,
+		Key: name, Window: w, Limit: rule.Limit,
+		Holder: f.name + ratelimit.Holder(f.nextName(&ratelimit.Rule{})), Seq: 1,
 	}
 	var err error
 	if rule.Limit.Algorithm == ratelimit.SlidingWindow {

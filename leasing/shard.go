@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
@@ -19,7 +20,8 @@ type shard struct {
 	rules ruleNumbers          // guarded by mu
 	seq   uint64               // guarded by mu: of claims
 	sent  uint32               // guarded by mu: number of the last message
-	_     [32]byte
+	ends  *atomic.Int64        // instant from which this node's registration may be over
+	_     [24]byte
 }
 
 type cell = keytable.Cell[key]
@@ -39,7 +41,7 @@ type use struct {
 	hold.Use
 	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
 	flight  *flight     // sent, or to be sent; nil: there is none
-	timed   bool        // a timer renews its eager lease
+	timed   bool        // a timer gives back its lease
 	touched bool        // since the last visit of the search for one to drop
 }
 
@@ -52,7 +54,8 @@ const (
 )
 
 // open makes an empty shard that tracks at most maxKeys keys.
-func (s *shard) open(arena *keytable.Arena, maxKeys int) {
+func (s *shard) open(arena *keytable.Arena, maxKeys int, ends *atomic.Int64) {
+	s.ends = ends
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
 }
 
@@ -111,7 +114,15 @@ func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 
 // with is the state of a cell, with its use.
 func (s *shard) with(c *cell, u *use) entry {
+	s.endLocked(c)
 	return entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
+}
+
+// endLocked sets the end of a lease that ends with this node's registration.
+func (s *shard) endLocked(c *cell) {
+	if c.Val.lapses() && c.Val.Deadline != 0 {
+		c.Val.Deadline = instant(s.ends.Load())
+	}
 }
 
 // take finds a use for a key: a free one, a new one, or one of a key that is no longer busy.
@@ -159,7 +170,7 @@ func (s *shard) leave(n uint32) {
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
-		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(a.Rule)}
+		c.Val = key{as: nameOf(a.Rule, f.forgotten.Load()), rule: s.rules.number(a.Rule)}
 	}
 	return c
 }

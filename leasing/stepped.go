@@ -13,7 +13,8 @@ import (
 // safe for concurrent use.
 //
 // Its driver calls Ask for each request, Answer or Fail for each batch, Sweep every SweepEvery, and the functions
-// passed to after. After each of these, it calls Advance for all waiting requests, and Batch until there is none.
+// passed to after. With rules that reclaim, it also calls RegisterDue, RegisterAnswered and
+// Short, as Run does. After each of these, it calls Advance for all waiting requests, and Batch until there is none.
 type Stepped struct {
 	*Fleet
 	busy []int // batches in flight, to each part of the ledger
@@ -136,6 +137,14 @@ func (b *Batch) Fail(err error) {
 
 // Sweep looks after a part of the keys; see SweepEvery.
 func (s *Stepped) Sweep(now instant) { s.sweep(now) }
+
+// Short calls look with claims without totals, for accounts in which ended nodes may have tokens in hand. The driver
+// calls then with the number of other nodes that have some, and of those that it has closed ([account.Closes]).
+func (s *Stepped) Short(now instant, look func(c account.Claim, then func(nodes, closed int))) {
+	for _, of := range s.takeShort(now) {
+		look(of.claim, func(nodes, closed int) { s.looked(of, nodes, closed) })
+	}
+}
 
 // Release writes the last messages of a node, which give back all unspent tokens. They are not answered, and overtake
 // those in flight.

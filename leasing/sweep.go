@@ -108,7 +108,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 
 // unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	return k.InFlight() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
+	return k.InFlight() || k.Unreported() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
 }
 
 // restAfter is the time for which a key is busy after its last request.
@@ -254,7 +254,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() {
+		if k.Taken <= k.Spent && !k.Unreported() && !k.InFlight() {
 			return
 		}
 		k = s.entry(now, c.ID(), c)

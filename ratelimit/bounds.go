@@ -90,8 +90,8 @@ func (r *Rule) debt() DebtLasts {
 }
 
 func (r *Rule) over(nodes int) (o Over) {
-	if r.Coordination.Eager() {
-		o.EachSilent = r.LargestLease()
+	if r.Reclaims() {
+		o.EachSilent = r.leaseAhead()
 		o.Tokens = o.EachSilent * Tokens(nodes)
 	}
 	return o
@@ -104,7 +104,7 @@ func (r *Rule) overApart(nodes int) Over {
 }
 
 // under is out of reach of the requests that other nodes refuse. A lease of plenty strands its part of the
-// limit, and a reserve its unspent part. Any other strands the demand that it was sized by. It also
+// limit. Any other strands the demand that it was sized by. It also
 // strands the rest of the lease before: at its renewal, at most half was left.
 func (r *Rule) under() Under {
 	u := Under{
@@ -116,8 +116,8 @@ func (r *Rule) under() Under {
 	} else if r.Stretched() {
 		u.Crashed.Tokens = r.Limit.Capacity() / PlentyPart
 	}
-	if r.Coordination.Eager() {
-		u.Lasts = min(u.Lasts, r.LeaseTTL())
+	if r.Reclaims() {
+		u.Lasts = min(u.Lasts, ReclaimedWithin)
 	}
 	return u
 }
@@ -130,7 +130,7 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{
 		Nodes:   nodes,
-		Steady:  2/min(LeaseHorizon, r.Limit.Period()).Seconds() + 2/r.LeaseTTL().Seconds(),
+		Steady:  2 / min(LeaseHorizon, r.Limit.Period()).Seconds(),
 		Refused: 1/ClaimBackOff.Seconds() + RecallsPerSecond,
 		Window:  10 * max(1, bits.Len64(uint64(r.Limit.Capacity()))-1),
 	}

@@ -66,7 +66,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			"leasing", nil, 3, ratelimit.SharedStore, 0, "",
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one round trip to the store, at most 15ms",
-			"at most 1.2/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
+			"at most 1/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
 			"1200 in the windows in which it begins and ends, and 600 (200 a node) between",
 		},
 		{
@@ -74,10 +74,10 @@ func TestBoundsAreSaid(t *testing.T) {
 			map[string]string{
 				"reclaim": "eager", "lease.size": "10", "on_store_failure": "closed", "store_deadline": "70ms",
 			},
-			3, ratelimit.SharedStore, 30, "10, or one larger request, for each silent node",
-			"after a crash of a node, up to 15 tokens stay unused for up to 10s",
+			3, ratelimit.SharedStore, 30, "10 for each silent node",
+			"after a crash of a node, up to 15 tokens stay unused for up to 11s",
 			"one round trip to the store, at most 70ms",
-			"at most 1.2/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
+			"at most 1/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
 				"tokens can return",
 			"leases in hand, then 0",
 		},
@@ -87,7 +87,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			3, ratelimit.SharedStore, 30, "",
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"2ms, and none above the watermark; without a share, one round trip to the store, at most 15ms",
-			"at most 1.2/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
+			"at most 1/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
 			"all demand",
 		},
 		{
@@ -96,7 +96,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			3, ratelimit.SharedStore, 0, "",
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one hop to the owner of the key, at most 15ms",
-			"at most 1.2/s for each key, by its owner, 90 a window, and 27/s while requests are refused and tokens can " +
+			"at most 1/s for each key, by its owner, 90 a window, and 27/s while requests are refused and tokens can " +
 				"return; one for each request while the owner does not answer",
 			"leases in hand, then 0",
 		},

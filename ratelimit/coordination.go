@@ -8,19 +8,6 @@ import (
 	"time"
 )
 
-// Reclaim says what becomes of a silent holder's tokens.
-type Reclaim uint8
-
-const (
-	// ReclaimSafe keeps them charged until the window ends.
-	ReclaimSafe Reclaim = iota
-	// ReclaimEager credits at expiry the tokens that were not reported as spent.
-	ReclaimEager
-)
-
-// Reclaims are the names a config may use, by value.
-var Reclaims = [...]string{ReclaimSafe: "safe", ReclaimEager: "eager"}
-
 // FailurePolicy decides when the store cannot be asked in time.
 type FailurePolicy uint8
 
@@ -125,8 +112,7 @@ type LeaseSize struct {
 
 // Stretched tells whether leases of a rule may be larger than measured demand, while there is plenty of the limit left.
 func (r *Rule) Stretched() bool {
-	c := &r.Coordination
-	return c.Lease.Fixed == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
+	return r.Coordination.Lease.Fixed == 0 && !r.Reclaims() && r.Limit.Algorithm != TokenBucket
 }
 
 // Coordination is how a rule's budget is shared by the fleet, and what happens
@@ -166,9 +152,6 @@ func DefaultCoordination() Coordination {
 	}
 }
 
-// LeaseTTL is the lifetime of an eager lease: 10 seconds, or half of the window if that is less.
-func (r *Rule) LeaseTTL() time.Duration { return min(10*time.Second, r.Limit.Period()/2) }
-
 // The bounds of the durations a coordination may hold.
 const (
 	MaxCheckTimeout  = time.Second
@@ -176,10 +159,6 @@ const (
 	MaxStoreDeadline = time.Second // for which a claim is waited for at most
 	MaxMaxNodes      = 10_000
 )
-
-// Eager tells whether a silent holder's tokens are credited at expiry. They never are where a key has an owner, which
-// is its one holder.
-func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && !c.Mode.Spec().Owned }
 
 // Deadline is the longest that a decision waits for the store.
 func (c *Coordination) Deadline() time.Duration {
@@ -225,7 +204,7 @@ var ReplacedFields = map[string]string{
 	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
 	"sync_interval": "a reply counts for 2s, or for half of a shorter window",
 	"max_staleness": "write on_store_failure: local instead of cached",
-	"lease.ttl":     "an eager lease lasts 10s, or half of its window if that is less",
+	"lease.ttl":     "a lease lasts until its window ends, or until its node was not registered for 10s",
 	"low_watermark": "requests without a lease wait while at most a fifth of the limit is left",
 	"local_cap":     "each node admits the limit divided by the live nodes; with a smaller limit, it admits less",
 }

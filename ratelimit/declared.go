@@ -37,23 +37,13 @@ type Over struct {
 	Tokens Tokens `json:"tokens"`
 	// Drift is the part of it that needs no failure: the drift budget of mode approx.
 	Drift Tokens `json:"drift_tokens,omitempty"`
-	// EachSilent is the part for each node that goes silent under reclaim: eager; more
-	// where a single request costs more: see Silent.
+	// EachSilent is the part for each node that goes silent, where others reclaim its tokens (Rule.Reclaims).
 	EachSilent Tokens `json:"each_silent_node_tokens,omitempty"`
 	// EachNode is the part for each node after the first, where nodes count apart.
 	EachNode Tokens `json:"each_further_node_tokens,omitempty"`
 	// EachOwner is not in Tokens: it is for each crash of a key's owner, and for each
 	// split of a ring without a store.
 	EachOwner Tokens `json:"each_lost_owner_tokens,omitempty"`
-}
-
-// Silent is what one node that goes silent may cost, where no request costs more than
-// cost.
-func (o Over) Silent(cost Tokens) Tokens {
-	if o.EachSilent == 0 {
-		return 0
-	}
-	return max(o.EachSilent, cost)
 }
 
 // Percent is Tokens as a share of a limit, 0 for a limit of 0.
@@ -73,7 +63,7 @@ func (o Over) Note() string {
 	case o.EachNode > 0 && o.Tokens > 0:
 		return "each node counts alone"
 	case o.EachSilent > 0:
-		return fmt.Sprintf("%d, or one larger request, for each silent node", o.EachSilent)
+		return fmt.Sprintf("%d for each silent node", o.EachSilent)
 	}
 	return ""
 }

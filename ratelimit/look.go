@@ -48,15 +48,14 @@ type AccountLook struct {
 
 // HolderLook is the ledger's copy of one holder's truth.
 type HolderLook struct {
-	Holder      Holder        `json:"holder,string"`
-	Here        bool          `json:"here"`           // this node
-	Node        string        `json:"node,omitempty"` // where it is, if that is known
-	Fence       Fence         `json:"fence"`
-	Granted     Tokens        `json:"granted"`
-	Spent       Tokens        `json:"spent"`
-	Outstanding Tokens        `json:"outstanding"`
-	Expires     time.Duration `json:"expires_ns"` // from now; negative: it is silent
-	Closed      bool          `json:"closed"`     // reclaimed: its fence is refused
+	Holder      Holder `json:"holder,string"`
+	Here        bool   `json:"here"`           // this node
+	Node        string `json:"node,omitempty"` // where it is, if that is known
+	Fence       Fence  `json:"fence"`
+	Seq         uint64 `json:"seq"` // of its last claim
+	Granted     Tokens `json:"granted"`
+	Spent       Tokens `json:"spent"`
+	Outstanding Tokens `json:"outstanding"`
 }
 
 // HotKey is a busy key of this node.

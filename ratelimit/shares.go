@@ -63,8 +63,17 @@ func (r *Rule) Drifts() bool {
 	return r.Coordination.Mode.Spec().Drifts && r.DriftShare() > 0
 }
 
-// LargestLease is the largest grant to one holder at once under reclaim: eager, unless a single request costs
-// more. It is half of a whole budget, or the size that the rule fixes.
+// leaseAhead is the maximum of a node's tokens in hand of a key, without those of waiting requests.
+func (r *Rule) leaseAhead() Tokens {
+	most := max(1, r.Limit.Capacity()/PlentyPart)
+	if size := r.Coordination.Lease.Fixed; size > 0 {
+		return min(most, size)
+	}
+	return most
+}
+
+// LargestLease is the largest grant to one Envoy at once. It is half of a whole budget, or the size that the rule
+// fixes.
 func (r *Rule) LargestLease() Tokens {
 	most := max(1, r.Limit.Capacity()/2)
 	if size := r.Coordination.Lease.Fixed; size > 0 {

@@ -22,8 +22,8 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	m := &wire.Rule{
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
-		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), Audit: c.Audit,
+		RefundDenied: c.OnDeny == ratelimit.DenyRefunds,
+		Mode:         uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), Audit: c.Audit,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 	// Under this name, the owner keeps records of an audit, and budgets of keys without room. A longer one is cut.
@@ -115,9 +115,6 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		c.OnDeny = ratelimit.DenyRefunds
 	}
 	c.Audit, c.Mode = m.GetAudit(), ratelimit.Mode(m.GetMode())
-	if m.GetEager() {
-		c.Reclaim = ratelimit.ReclaimEager
-	}
 	c.Lease.Fixed = ratelimit.Tokens(m.GetLeaseFixed())
 	if m.GetStoreDeadlineUs() < 0 || m.GetStoreDeadlineUs() > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage

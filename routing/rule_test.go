@@ -18,8 +18,7 @@ func billed(r *ratelimit.Rule) {
 	r.Limit = r.Limit.Billed(calendar)
 }
 
-// A message has the parts of a rule that its owner decides by. Under mode routing, reclaim: eager never credits an
-// owner's lease.
+// A message has the parts of a rule that its owner decides by.
 func TestRulesTravel(t *testing.T) {
 	rows := map[string]func(*ratelimit.Rule){
 		"refunds": func(r *ratelimit.Rule) { r.Coordination.OnDeny = ratelimit.DenyRefunds }, // leases for Envoys refund
@@ -35,7 +34,7 @@ func TestRulesTravel(t *testing.T) {
 	}
 	for mode := range ratelimit.ModeNames() {
 		rows["mode "+ratelimit.Mode(mode).String()] = func(r *ratelimit.Rule) {
-			r.Coordination.Mode, r.Coordination.Reclaim = ratelimit.Mode(mode), ratelimit.ReclaimEager
+			r.Coordination.Mode = ratelimit.Mode(mode)
 		}
 	}
 	var cache ruleCache
@@ -49,7 +48,7 @@ func TestRulesTravel(t *testing.T) {
 			continue
 		}
 		c, want := &got.Coordination, &r.Coordination
-		if got.Limit != r.Limit || c.Mode != want.Mode || c.Eager() != want.Eager() || c.OnDeny != want.OnDeny ||
+		if got.Limit != r.Limit || c.Mode != want.Mode || c.OnDeny != want.OnDeny ||
 			c.Lease.Fixed != want.Lease.Fixed || c.StoreDeadline != want.StoreDeadline {
 			t.Errorf("%s: the owner has %+v", what, got)
 		}

@@ -32,7 +32,7 @@ const (
 // are in bench/sim.
 var allByHand = []byHand{
 	// The ledger's side of a key.
-	{"a credited lease is not closed", accounts, "r.taken, r.expires = r.spent, closed", "r.taken, r.expires = r.spent, safe"},
+	{"what is left of a part of a unit is spent", accounts, "used -= used % max(1, c.Unit)", "used -= 0"},
 	{"the window before is rounded down", spans, "return (n + d - 1) / d", "return n / d"},
 	{"a number that is none is read", "leasing/account/wire.go", "if n != math.Trunc(n) || math.Abs(n) > 1<<53", "if math.Abs(n) > 1<<60"},
 	{"a bucket fills beside what is leased", buckets, "int64(burst-b.hand-b.old) * Micro", "int64(burst-b.hand) * Micro"},
@@ -45,9 +45,12 @@ var allByHand = []byHand{
 	},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
-	{"a draw is made where the record is not this node's total", part, "!p.restate && !p.eager && p.Taken == p.booked", "!p.eager"},
-	{"a lease lasts from when its answer came", part, "p.Deadline = lasts(m.At, c.TTL)", "p.Deadline = lasts(a.Now, 2*c.TTL)"},
-	{"what was not answered is drawn on", part, "p.inFlight, p.restate = 0, true", "p.inFlight = 0"},
+	{"what is granted for requests is not spent yet", "leasing/account/account.go", "r.taken, r.spent = r.taken+n, r.spent+used", "r.taken, r.spent = r.taken+n, r.spent+0*used"},
+	{"a node does not notice that its registration may be over", "leasing/shard.go", "c.Val.Deadline = instant(s.ends.Load())", "c.Val.Deadline = instant(s.ends.Load()) + 1<<60"},
+	{"an expired lease is spent", "leasing/internal/hold/part.go", "if now >= p.Deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
+	{"a draw is made where the record is not this node's total", part, "!p.restate && p.Deadline == Never && p.Taken == p.booked", "p.Deadline == Never"},
+	{"a lapsed claim is answered", part, "p.Spent)\n\tp.inFlight, p.restate = 0, true", "p.Spent)\n\tp.restate = true"},
+	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.restate = 0, true", "\t\tp.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
 	// Leases of an owner.
 	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, more)+min(0, more+r.Hand+r.Before), 0, hand > 0", "paid = hand + more"},

@@ -30,15 +30,14 @@ type book struct {
 	holders map[ratelimit.Holder]*entry
 	sum     ratelimit.Tokens
 	fence   ratelimit.Fence
-	lost    bool // it was lost, is an older copy, or has credited an eager lease: refunds can take it below 0
+	lost    bool // it was lost, or is an older copy: refunds can take it below 0
 }
 
 // entry is the model's record of a holder.
 type entry struct {
-	total, spent ratelimit.Tokens
-	seq          uint64
-	expires      ratelimit.LedgerTime // of its eager lease; 0: it has none
-	loose        ratelimit.Tokens     // of draws that may have arrived twice
+	total ratelimit.Tokens
+	seq   uint64
+	loose ratelimit.Tokens // of draws that may have arrived twice
 }
 
 // booking is what one node booked in an account.
@@ -94,12 +93,12 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	}
 	book, before := b.of(k, c.Window), b.before(p, k, c)
 	e := book.entry(c.Holder)
-	if c.Kind == account.Draws {
+	if c.Draws() {
 		e.total, book.sum = e.total+c.Want, book.sum+c.Want
 		e.loose += c.Want
 	} else {
-		book.claimed(p, c, g, e, before)
-		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
+		book.claimed(p, c, g, e)
+		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut(c)
 		if g.Fence <= book.fence && !b.stepped(p) {
 			b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)
 		}
@@ -128,33 +127,15 @@ func (b *books) stepped(p *part) bool {
 }
 
 // claimed books a claim.
-func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry, before ratelimit.Tokens) {
-	total := max(c.Taken, c.Spent) + g.Cut
+func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
+	total := max(c.Taken, c.Spent) + g.Cut(c)
 	b.sum += total - e.total
-	e.total, e.spent, e.seq, e.expires, e.loose = total, min(c.Spent+g.Cut, total), c.Seq, 0, 0
-	if c.Eager() {
-		e.expires = p.time().Add(c.TTL)
-		b.credit(p.time(), g.Sum-g.Granted-before, e)
-	}
+	e.total, e.seq, e.loose = total, c.Seq, 0
 	free := c.Limit.Capacity() - max(0, b.sum)
 	if g.Granted > max(0, free) && !p.books.stepped(p) || g.Granted > max(c.Need, c.Want) {
 		p.violate(-1, p.named[c.Key].index, "%d were granted of %d that are free, for a need of %d", g.Granted, free, c.Need)
 	}
 	e.total, b.sum = e.total+g.Granted, b.sum+g.Granted
-}
-
-// credit takes back the tokens in hand of ended eager leases, if the ledger's sum shows that it did.
-func (b *book) credit(now ratelimit.LedgerTime, sum ratelimit.Tokens, own *entry) {
-	if b.sum <= sum {
-		return
-	}
-	for _, e := range b.holders {
-		if e != own && e.expires > 0 && e.expires <= now {
-			b.sum -= e.total - e.spent
-			e.total, e.expires = e.spent, 0
-		}
-	}
-	b.lost = b.lost || b.sum < 0 // others have refunded tokens that it had in hand, or has spent and not reported
 }
 
 // compare compares an answer with the model. The sum of a sliding window includes a part of the previous one.
@@ -165,7 +146,7 @@ func (b *books) compare(
 		e.total, book.sum = g.Total, book.sum+g.Total-e.total // as far as the model can tell
 		return
 	}
-	b.result.Debt, b.result.Cut = max(b.result.Debt, g.Sum-c.Limit.Capacity()), b.result.Cut+g.Cut
+	b.result.Debt, b.result.Cut = max(b.result.Debt, g.Sum-c.Limit.Capacity()), b.result.Cut+g.Cut(c)
 	if sum := book.sum + before; g.Total != e.total || g.Sum != sum {
 		b.violate(-1, k.index, "window %d has %d of %d for holder %x, and must have %d of %d", c.Window, g.Total, g.Sum, c.Holder, e.total, sum)
 	}
@@ -253,10 +234,10 @@ func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant)
 	for i := range claims {
 		c, g := &claims[i], &grants[i]
 		k := n.named[c.Key]
-		if c.Kind == account.Draws && g.Err == nil { // it may be below an earlier answer if others have given back
+		if c.Draws() && g.Err == nil { // it may be below an earlier answer if others have given back
 			n.known[k] = known{window: -1, taken: n.known[k].taken}
 		}
-		if is := n.known[k]; c.Kind == account.States && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
+		if is := n.known[k]; !c.Draws() && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
 			n.known[k] = known{c.Window, g.Sum, max(0, g.Total-c.Spent), is.taken}
 		}
 	}

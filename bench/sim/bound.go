@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -11,16 +13,15 @@ import (
 // fault matters.
 type bound struct {
 	*world
-	silences map[ratelimit.Holder][]int64 // when a node that may hold leases did not reach the ledger
-	forgets  []loss                       // losses of data
-	outages  []span                       // when on_store_failure may decide
-	steps    []step                       // when a clock of the ledger was set
-	losable  bool                         // the ledger will lose data
-	evicts   bool                         // it has lost an account
-	slow     bool                         // answers may come too late, at any time
-	lost     []span                       // when the owner of a key may not answer
-	splits   []span                       // when nodes of a ring without a store may count separately
-	used     float64                      // the highest share of the bound that a key has used
+	forgets []loss  // losses of data
+	outages []span  // when on_store_failure may decide
+	steps   []step  // when a clock of the ledger was set
+	losable bool    // the ledger will lose data
+	evicts  bool    // it has lost an account
+	slow    bool    // answers may come too late, at any time
+	lost    []span  // when the owner of a key may not answer
+	splits  []span  // when nodes of a ring without a store may count separately
+	used    float64 // the highest share of the bound that a key has used
 }
 
 // span is a time from one instant to another.
@@ -59,7 +60,7 @@ const patience = ratelimit.StoreDeadline / 2
 const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
-	b.world, b.silences = w, map[ratelimit.Holder][]int64{}
+	b.world = w
 	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= patience/2
 }
 
@@ -68,19 +69,25 @@ func (b *bound) lasts(r *ratelimit.Rule) int64 {
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		return 1 << 62 // debt stays
 	}
-	return int64(3*r.Limit.Period() + r.LeaseTTL())
+	return int64(3 * r.Limit.Period())
 }
 
-// silent notes that messages of a node that may hold leases do not reach the ledger, or arrive late.
-func (b *bound) silent(n *node) {
-	times := b.silences[n.name]
-	ttl := int64(b.shortest(n))
-	// One silence costs one lease, for any number of lost messages. It ends when a message of the node arrives,
-	// and the node has had time to be granted another lease.
-	if last := len(times) - 1; last < 0 || b.now-times[last] >= ttl/8 {
-		b.silences[n.name] = append(times, b.now)
+// closed notes that others take back what nodes have in hand of a key: what those spent and did not report is granted
+// again. None of them counts on its registration, unless the store has lost some.
+func (b *bound) closed(k *key, closes []account.Claim) {
+	each := ratelimit.Tokens(0)
+	for _, r := range b.versions(k) {
+		own := *r
+		own.Limit = k.rule.Limit
+		each = max(each, own.Declare(b.fewest, ratelimit.SharedStore).Over.EachSilent)
 	}
-	b.miss(n)
+	for i := range closes {
+		n := b.nodeOf(closes[i].Holder)
+		if n != nil && n.alive && n.stepped.Registered(n.clock()) && !b.lossy() {
+			b.violate(n.slot, k.index, "what it has in hand is taken back, and it is registered")
+		}
+		k.extra = append(k.extra, extra{b.now, each})
+	}
 }
 
 // miss notes that a node may be unable to state its totals.
@@ -92,21 +99,8 @@ func (b *bound) miss(n *node) {
 	}
 }
 
-// shortest is the shortest lease of the rules of a node.
-func (b *bound) shortest(n *node) time.Duration {
-	ttl := n.rule.LeaseTTL()
-	if b.Second != nil {
-		ttl = min(ttl, b.Second.LeaseTTL())
-	}
-	return ttl
-}
-
-// late notes the travel time of a message to the store. A message slower than the bound of reports counts as
-// lost.
-func (b *bound) late(n *node, took time.Duration) {
-	if took >= b.shortest(n)/8 {
-		b.silent(n)
-	}
+// late notes the travel time of a message to the store.
+func (b *bound) late(took time.Duration) {
 	if took >= patience {
 		b.outage(took)
 	}
@@ -152,16 +146,6 @@ func (b *bound) admitted(n *node, k *key, cost ratelimit.Tokens) {
 		s.n = 0
 	}
 	k.spent[n.name] = spending{b.now, s.n + cost}
-}
-
-func (b *bound) recent(times []int64, r *ratelimit.Rule) ratelimit.Tokens {
-	n := ratelimit.Tokens(0)
-	for _, t := range times {
-		if t >= b.now-b.lasts(r) {
-			n++
-		}
-	}
-	return n
 }
 
 // stepped counts the changes of the clock that divides a key's windows, as far as they matter.
@@ -213,19 +197,17 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	own := *r
 	own.Limit = k.rule.Limit
 	declared := own.Declare(b.fewest, ratelimit.SharedStore)
-	cost := ratelimit.Tokens(b.Load.Cost)
-	if b.Mix.Large > 0 {
-		cost = max(cost, capacity)
-	}
-	most := declared.Over.Drift
-	if lease := declared.Over.Silent(cost); lease > 0 {
-		for _, times := range b.silences {
-			most += b.recent(times, &own) * lease
-		}
-	}
+	most := declared.Over.Drift + b.travels(&own)
 	for i := range b.forgets {
-		if slices.Contains(k.parts, b.forgets[i].part) && b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += declared.OnLoss + b.untold(k, &b.forgets[i])
+		if b.forgets[i].at < b.now-b.lasts(&own) {
+			continue
+		}
+		its := slices.Contains(k.parts, b.forgets[i].part)
+		if its || b.moves() { // a lane has keys of several servers, and is young as a whole
+			most += declared.OnLoss
+		}
+		if its {
+			most += b.untold(k, &b.forgets[i])
 			if slidingForgets && own.Limit.Algorithm == ratelimit.SlidingWindow {
 				most += capacity
 			}
@@ -257,6 +239,16 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		most += outage.Node.At(0)
 	}
 	return most + ratelimit.Tokens(b.names)*share
+}
+
+// travels is what a bucket refills while an answer travels. Tokens are spent at an instant between a request and its
+// answer, and judged by the answer.
+func (b *bound) travels(r *ratelimit.Rule) ratelimit.Tokens {
+	if r.Limit.Algorithm != ratelimit.TokenBucket {
+		return 0
+	}
+	refilled := float64(r.Coordination.Deadline()) / float64(r.Limit.Period()) * float64(r.Limit.Requests)
+	return ratelimit.Tokens(math.Ceil(refilled))
 }
 
 // untold is the usage of a key by nodes that could not restate it after a loss. A node with a full table has

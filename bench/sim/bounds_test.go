@@ -120,7 +120,7 @@ func TestDeclaredOver(t *testing.T) {
 				declared := r.Declare(4, ratelimit.SharedStore).Over
 				most := declared.Drift
 				if name == "silent" {
-					most += 2 * declared.Silent(1)
+					most += 2 * declared.EachSilent
 				}
 				if result.Over > most || most > declared.Tokens {
 					t.Errorf("%v %v, %s: %d over, at most %d of %+v", l, fields, name, result.Over, most, declared)

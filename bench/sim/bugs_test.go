@@ -13,7 +13,7 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{1162, plant.Bug{
+	{93, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -33,15 +33,15 @@ var planted = []struct {
 		Right: "total := max(clamped(c.Taken), clamped(c.Spent))",
 		Wrong: "total := clamped(c.Taken)",
 	}},
-	{28, plant.Bug{
-		Name: "a lease is credited before it is over", File: "leasing/account/account.go",
-		Right: "r != but && r.expires <= now",
-		Wrong: "r != but",
+	{237, plant.Bug{
+		Name: "a registration counts as over before it is", File: "leasing/account/registrations.go",
+		Right: "if err == nil && instant(end) <= s.Now {",
+		Wrong: "if err == nil && instant(end) <= s.Now.Add(ratelimit.RegisteredFor/2) {",
 	}},
 	{1, plant.Bug{
 		Name: "a refund below nothing is credited", File: "leasing/account/account.go",
-		Right: "cut = min(max(0, had-total-a.sum)",
-		Wrong: "cut = min(0, min(0, had-total-a.sum)",
+		Right: "cut := max(0, had-total-a.sum)",
+		Wrong: "cut := min(0, max(0, had-total-a.sum))",
 	}},
 	{4, plant.Bug{
 		Name: "the window before is not counted", File: "leasing/account/span.go",
@@ -58,27 +58,17 @@ var planted = []struct {
 		Right: "p.Taken += g.Owned(n, &m.Claim.Limit)",
 		Wrong: "p.Taken += n",
 	}},
-	{17, plant.Bug{
+	{28, plant.Bug{
 		Name: "restating of drift confirms it", File: "leasing/internal/hold/part.go",
 		Right: "p.Taken += max(0, m.Drift()-over)",
 		Wrong: "p.Taken += m.Drift() + 0*over",
 	}},
-	{1074, plant.Bug{
-		Name: "an expired lease is spent", File: "leasing/internal/hold/part.go",
-		Right: "if now >= p.Deadline {\n\t\treturn 0",
-		Wrong: "if now < 0 {\n\t\treturn 0",
-	}},
-	{17, plant.Bug{
+	{28, plant.Bug{
 		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
-		Right: "c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent\n\t// The",
-		Wrong: "c.Window, c.Taken, c.Spent = p.Window, p.Taken, min(p.Taken, p.Spent)\n\t// The",
+		Right: "p.fresh = 0\n\tc.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent",
+		Wrong: "p.fresh = 0\n\tc.Window, c.Taken, c.Spent = p.Window, p.Taken, min(p.Taken, p.Spent)",
 	}},
-	{1195, plant.Bug{
-		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
-		Right: "case e.restate, (e.fresh > 0 || e.bucket) && now >= e.Renews(s.Rule):",
-		Wrong: "case e.restate:",
-	}},
-	{79, plant.Bug{
+	{632, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
@@ -98,17 +88,17 @@ var planted = []struct {
 		Right: "e.charge(a.Cost, &e.Charged)\n\tif known",
 		Wrong: "e.charge(v.Charged, &e.Charged)\n\tif known",
 	}},
-	{149, plant.Bug{
+	{9, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
 		Right: "e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand",
 		Wrong: "e.spendInHand",
 	}},
-	{12, plant.Bug{
+	{14, plant.Bug{
 		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",
 		Right: "if a.Cost > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
-	{201, plant.Bug{
+	{219, plant.Bug{
 		Name: "a key that was forgotten comes back under its old name", File: "leasing/lane.go",
 		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
 		Wrong: "return f.name",
@@ -118,12 +108,12 @@ var planted = []struct {
 		Right: "case c.Val.stated != life && is.epoch.ID != 0:",
 		Wrong: "case c.Val.stated != life && is.epoch.ID == 1<<63:",
 	}},
-	{2, plant.Bug{
+	{35, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",
 		Right: "k.Resign(hold.Never)",
 		Wrong: "",
 	}},
-	{11, plant.Bug{
+	{89, plant.Bug{
 		Name: "all messages go to one part of the ledger", File: "leasing/fleet.go",
 		Right: "return &f.lanes[f.ledger.(Partitioned).Partition(name)]",
 		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
@@ -133,12 +123,12 @@ var planted = []struct {
 		Right: "own.Rule = a.Rule.LocalShare(nodes)\n\tl.Decide",
 		Wrong: "own.Rule = a.Rule\n\tl.Decide",
 	}},
-	{41, plant.Bug{
+	{34, plant.Bug{
 		Name: "what a node admitted alone is not told", File: "leasing/failure.go",
 		Right: "k.Admitted(v.Charged)",
 		Wrong: "k.Admitted(0)",
 	}},
-	{17, plant.Bug{
+	{14, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",
 		Right: "return share\n",
 		Wrong: "return 2 * share\n",

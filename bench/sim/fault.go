@@ -87,7 +87,7 @@ func (w *world) strikePart(p *part, f Fault) {
 func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
-		w.bound.silent(n)
+		w.bound.miss(n)
 		w.bound.ownerless(0)
 		w.bound.apart(0)
 		n.end()
@@ -97,7 +97,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 		if n.paused {
 			return
 		}
-		w.bound.silent(n)
+		w.bound.miss(n)
 		n.paused = true
 		w.bound.ownerless(f.For)
 		if f.For > takenOver {
@@ -107,7 +107,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 			n.sleeps = w.now + int64(stops)
 		}
 		w.in(f.For, func() {
-			w.bound.silent(n)
+			w.bound.miss(n)
 			if n.sleeps > 0 {
 				n.asleep += max(0, w.now-int64(stops)-n.sleeps)
 				n.sleeps = 0
@@ -115,11 +115,11 @@ func (w *world) strikeNode(n *node, f Fault) {
 			n.resume()
 		})
 	case Cut:
-		w.bound.silent(n)
+		w.bound.miss(n)
 		w.bound.outage(f.For)
 		w.during(&n.cut, f.For)
 	case Deaf:
-		w.bound.silent(n)
+		w.bound.miss(n)
 		w.bound.outage(f.For)
 		w.during(&n.deaf, f.For)
 	case Late:
@@ -149,7 +149,7 @@ func (p *part) setClock(f Fault) {
 	p.bound.steps = append(p.bound.steps, step{p.now, p})
 	if by > 0 {
 		for _, n := range p.nodes { // its leases end at once
-			p.bound.silent(n)
+			p.bound.miss(n)
 		}
 		return
 	}

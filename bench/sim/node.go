@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -135,6 +136,7 @@ func (n *node) verify() {
 	if n.stepped.Restating() {
 		n.store.prolong(n)
 	}
+	n.stepped.Short(n.clock(), func(c account.Claim, then func(nodes, closed int)) { n.store.takeBack(n, c, then) })
 	n.in(verifyEvery, n.verify)
 }
 
@@ -182,8 +184,11 @@ func (n *node) advance(q *request) {
 	}
 }
 
-// send sends the claims that are ready.
+// send sends the claims that are ready, and the node's registration if that is due.
 func (n *node) send() {
+	if sent := n.clock(); n.stepped.RegisterDue(sent) {
+		n.store.register(n, sent)
+	}
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		n.store.ask(n, b)
 	}

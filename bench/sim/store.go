@@ -172,9 +172,9 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	claims, sent := b.Claims(), s.now
 	fail := func(err error) func() { return end(func() { b.Fail(err) }) }
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
-	s.bound.late(n, there+back)
+	s.bound.late(there + back)
 	if p.down > 0 && s.Refuses && n.cut == 0 {
-		s.bound.silent(n)
+		s.bound.miss(n)
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
@@ -188,14 +188,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		})
 	}
 	if !s.reachesAll(n, p, claims) {
-		s.bound.silent(n)
+		s.bound.miss(n)
 		s.trace("node %d: %d claims are lost", n.slot, len(claims))
 		return
 	}
 	s.in(there, func() {
 		grants, epoch, at, err := p.settle(n, claims)
 		if !s.reachesAll(n, p, claims) || n.deaf > 0 {
-			s.bound.silent(n)
+			s.bound.miss(n)
 			s.trace("node %d: %d grants are lost", n.slot, len(grants))
 			return
 		}
@@ -235,6 +235,61 @@ func (s *store) prolong(n *node) {
 			})
 		}
 	}
+}
+
+// registrar is a ledger with registrations.
+type registrar interface {
+	account.Registrations
+	Look(ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
+}
+
+// register carries a node's registration.
+func (s *store) register(n *node, sent ratelimit.Instant) {
+	p, ended := s.parts[0], false
+	end := func(err error) func() {
+		return func() {
+			if !ended {
+				ended = true
+				n.stepped.RegisterAnswered(sent, err)
+				n.answered()
+			}
+		}
+	}
+	n.in(leasing.TimeLimit, end(context.DeadlineExceeded))
+	s.trip(n, p, func() { _ = p.ledger.(registrar).Register(s.ctx, n.name<<nameBits) }, end(nil))
+}
+
+// trip does something at a part, and then at the node, unless a message is lost.
+func (s *store) trip(n *node, p *part, do, then func()) {
+	if !s.reaches(n, p) {
+		return
+	}
+	s.in(s.travel(s.Net.Trip), func() {
+		if do(); s.reaches(n, p) && n.deaf == 0 {
+			s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(then) })
+		}
+	})
+}
+
+// takeBack takes back what ended nodes have in hand of an account, as leasing.Fleet.Run does.
+func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int)) {
+	k := s.named[c.Key]
+	var is *ratelimit.AccountLook
+	var nodes, over []ratelimit.Holder
+	settle := func() {
+		closes := account.Closes(c, is.Holders, over)
+		s.bound.closed(k, closes)
+		s.trip(n, k.part, func() { _, _, _, _ = k.part.settle(n, closes) }, func() { then(len(nodes), len(over)) })
+	}
+	ask := func() {
+		if is == nil {
+			return
+		}
+		if nodes = account.Lapsing(is.Holders, n.name<<nameBits); len(nodes) > 0 {
+			s.trip(n, s.parts[0], func() { over, _ = s.parts[0].ledger.(registrar).Over(s.ctx, nodes) }, settle)
+		}
+	}
+	s.trip(n, k.part, func() { is, _ = k.part.ledger.(registrar).Look(s.ctx, c.Key, c.Window, &c.Limit) }, ask)
 }
 
 // settle settles claims of a lane now: at the part, except those of keys that have moved.
@@ -281,14 +336,14 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	for _, i := range p.order(claims) {
 		c, g := &claims[i], &grants[i]
 		p.claimed(c.Holder>>nameBits, c.Key)
-		if c.Kind == account.Draws {
+		if c.Draws() {
 			p.result.Draws++
 		}
 		if p.Trace != nil {
-			p.trace("node %d as %x: %s %d on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d, eager %v for %v",
-				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager(), c.TTL)
+			p.trace("node %d as %x: claim %d (0: draw) on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d",
+				n.slot, c.Holder, c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want)
 			p.trace("  the ledger grants %d of %d: total %d, in hand elsewhere %d, cut %d, fence %d, recalling %v, epoch %d, young until %d, error %v",
-				g.Granted, g.Sum, g.Total, g.InHand, g.Cut, g.Fence, g.Recalling, epoch.ID, epoch.Ends, g.Err)
+				g.Granted, g.Sum, g.Total, g.InHand, g.Cut(c), g.Fence, g.Recalling, epoch.ID, epoch.Ends, g.Err)
 		}
 		if p.Check {
 			p.books.settled(p, c, g)
@@ -304,12 +359,12 @@ func (p *part) order(claims []account.Claim) []int {
 		all[i] = i
 	}
 	if _, ok := p.ledger.(interface{ DrawsLast() }); ok {
-		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(claims[i].Kind, claims[j].Kind) })
+		slices.SortStableFunc(all, func(i, j int) int {
+			return cmp.Compare(min(1, claims[j].Seq), min(1, claims[i].Seq)) // a draw has no number
+		})
 	}
 	return all
 }
-
-var kinds = [...]string{account.States: "claim", account.Draws: "draw"}
 
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {
@@ -355,7 +410,7 @@ func (k *key) window() ratelimit.Window {
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	p.resets++
 	c := account.Claim{
-		Key: string(k.name), Window: k.window(), Limit: k.rule.Limit, TTL: time.Second,
+		Key: string(k.name), Window: k.window(), Limit: k.rule.Limit,
 		Holder: (operator + ratelimit.Holder(p.resets)) << nameBits, Seq: 1,
 	}
 	var g [1]account.Grant

@@ -41,8 +41,8 @@ func TestRecommendations(t *testing.T) {
 		if got := strings.Join(a.Reasons, " "); !strings.Contains(got, c.want) {
 			t.Errorf("over %v, wait %v: %s", c.over, c.wait, got)
 		}
-		if eager := &a.Choices[2]; eager.Name != "leasing, eager" || eager.Declared != 3*250 {
-			t.Errorf("%s is said to be at most %d over, and three silent nodes may have 250 each", eager.Name, eager.Declared)
+		if eager := &a.Choices[2]; eager.Name != "leasing, eager" || eager.Declared != 3*25 {
+			t.Errorf("%s is said to be at most %d over, and three silent nodes may have 25 each", eager.Name, eager.Declared)
 		}
 		best := &a.Choices[a.Best]
 		if allowed := c.over.Of(500); best.Declared > allowed {

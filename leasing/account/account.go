@@ -9,17 +9,14 @@ import (
 // account is the ledger's state of a key in a window. The zero account is new. It is not safe for concurrent use, and
 // has no clock: the ledger's time comes with each message.
 type account struct {
-	// Invariant: sum is the total of all records.
+	// Invariant: sum is the total of all records, and at least 0.
 	sum tokens
-	// Invariant: spent is the reported usage of all records. The rest of the sum is in hand.
+	// Invariant: spent is the usage of all records. The rest of the sum is in hand.
 	spent tokens
 	fence ratelimit.Fence // Invariant: each grant's is higher than all earlier ones
 
 	recall
 
-	// eagerly is the earliest time of the next search for ended eager leases; 0: there are none. Invariant: at most
-	// readAgain after the end of any that was not credited.
-	eagerly instant
 	records records
 }
 
@@ -35,35 +32,33 @@ func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 }
 
 // claim books a holder's totals, and grants its need. before is the part of the previous window that counts. ask
-// recalls holders. It allocates only
-// for a new holder.
+// recalls holders. It allocates only for a new holder.
 func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit.Holder)) Grant {
 	r := a.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
 		return Grant{Err: ErrOvertaken}
 	}
 	r = a.records.findOrAdd(c.Holder)
-	g := Grant{At: now}
-	g.Cut = a.book(r, c, now)
-	g.Granted = a.grant(r, c, now, before)
-	// With debt, no holder may admit requests from its lease.
-	short := g.Granted < c.Need || a.sum+before > c.Limit.Capacity()
+	a.book(r, c)
+	g := Grant{At: now, Granted: a.grant(r, c, before)}
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence
 	g.Total, g.Sum, g.InHand, g.Fence = r.taken, a.sum+before, a.inHand(r), a.fence
+	// With debt, no holder may admit requests from its lease.
+	short := g.Granted < c.Need || g.Sum > c.Limit.Capacity()
 	if short && g.InHand > 0 {
 		g.Recalling = a.recallAll(c.Holder, now, ask)
 	}
 	return g
 }
 
-// book copies the holder's totals into the record. It returns the part of a refund that is not credited, because the
-// sum would fall below 0. The record is cut as well, or totals that are stated after a loss would credit that part.
-func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
+// book copies the holder's totals into the record. A part of a refund is cut if the sum would fall below 0 (Grant.Cut).
+// The record is cut as well, or totals that are stated after a loss would credit that part.
+func (a *account) book(r *record, c *Claim) {
 	had := r.taken
 	total := max(clamped(c.Taken), clamped(c.Spent))
 	total = max(min(total, had+mostSum-a.sum), had-mostSum-a.sum)
-	cut = min(max(0, had-total-a.sum), max(0, had-total))
+	cut := max(0, had-total-a.sum)
 	if total < had {
 		a.pause = a.least // tokens were given back
 	}
@@ -71,56 +66,25 @@ func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 	spent := min(clamped(c.Spent)+cut, total)
 	a.sum += total - had
 	a.spent += spent - r.spent
-	r.taken, r.spent, r.seq, r.expires = total, spent, c.Seq, safe
-	if c.Eager() {
-		a.lease(r, now.Add(c.TTL))
-	}
-	return cut
+	r.taken, r.spent, r.seq = total, spent, c.Seq
 }
 
-// lease ends the holder's lease, unless the holder renews it.
-func (a *account) lease(r *record, expires instant) {
-	r.expires = expires
-	if a.eagerly == 0 || expires < a.eagerly {
-		a.eagerly = expires
-	}
-}
-
-// grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want.
-func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens {
-	limit := c.Limit.Capacity()
-	free := limit - max(0, a.sum) - before
-	if c.Eager() && free < c.Need && a.eagerly != 0 && now >= a.eagerly {
-		a.credit(r, now)
-		free = limit - max(0, a.sum) - before
-	}
+// grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want. The need is
+// spent as soon as it is granted, because requests wait for it: it is not in hand.
+func (a *account) grant(r *record, c *Claim, before tokens) tokens {
+	free := c.Limit.Capacity() - a.sum - before
 	n := granted(free, c.Need, c.Want)
-	r.taken += n
-	a.sum += n
+	used := min(n, max(0, c.Need))
+	if used < c.Need {
+		used -= used % max(1, c.Unit)
+	}
+	r.taken, r.spent = r.taken+n, r.spent+used
+	a.sum, a.spent = a.sum+n, a.spent+used
 	return n
 }
 
 // granted is the size of a grant of free tokens.
 func granted(free, need, want tokens) tokens { return max(0, min(free, want, max(need, free/Share))) }
-
-// credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that
-// they spent them. It reads all records.
-func (a *account) credit(but *record, now instant) {
-	a.eagerly = but.expires
-	for i := range a.records {
-		r := &a.records[i]
-		if r.expires <= safe {
-			continue
-		}
-		if r != but && r.expires <= now {
-			a.sum -= r.inHand()
-			r.taken, r.expires = r.spent, closed
-		} else {
-			a.eagerly = min(a.eagerly, r.expires)
-		}
-	}
-	a.eagerly = max(a.eagerly, now.Add(readAgain))
-}
 
 // inHand is the tokens in hand of all holders except one, as reported.
 func (a *account) inHand(but *record) tokens { return a.sum - a.spent - but.inHand() }

@@ -73,7 +73,7 @@ func (b *bench) claims(h ratelimit.Holder, taken, spent, need tokens, change ...
 }
 
 func (b *bench) draws(h ratelimit.Holder, n tokens, change ...func(*Claim)) Grant {
-	return b.claims(h, 0, 0, 0, append([]func(*Claim){func(c *Claim) { c.Kind, c.Want = Draws, n }}, change...)...)
+	return b.claims(h, 0, 0, 0, append([]func(*Claim){func(c *Claim) { c.Seq, c.Want = 0, n }}, change...)...)
 }
 
 func (b *bench) settles(c *Claim) Grant {
@@ -108,12 +108,12 @@ func (b *bench) is(g Grant, granted, total, sum, inHand tokens) {
 func TestGrants(t *testing.T) {
 	b := newBench(t, fixed(100))
 	wants := func(want tokens) func(*Claim) { return func(c *Claim) { c.Want = want } }
-	b.is(b.claims(1, 0, 0, 10, wants(80)), 12, 12, 12, 0)  // an eighth of what is free
-	b.is(b.claims(2, 0, 0, 20, wants(80)), 20, 20, 32, 12) // what is needed, all of it
-	b.is(b.claims(3, 0, 0, 1, wants(4)), 4, 4, 36, 32)     // no more than is wanted
-	b.is(b.claims(4, 0, 0, 90), 64, 64, 100, 36)           // no more than is free
-	b.is(b.claims(2, 5, 5, 0), 0, 5, 85, 80)               // giving back is a smaller total
-	b.is(b.claims(5, 0, 0, 0, wants(90)), 1, 1, 86, 80)    // without need, a share
+	b.is(b.claims(1, 0, 0, 10, wants(80)), 12, 12, 12, 0) // an eighth of what is free: 10 for requests that wait, and 2 in hand
+	b.is(b.claims(2, 0, 0, 20, wants(80)), 20, 20, 32, 2) // what is needed, all of it
+	b.is(b.claims(3, 0, 0, 1, wants(4)), 4, 4, 36, 2)     // no more than is wanted
+	b.is(b.claims(4, 0, 0, 90), 64, 64, 100, 5)           // no more than is free
+	b.is(b.claims(2, 5, 5, 0), 0, 5, 85, 5)               // giving back is a smaller total
+	b.is(b.claims(5, 0, 0, 0, wants(90)), 1, 1, 86, 5)    // without need, a share
 }
 
 // The holder's total is the truth: a lost answer is taken back, and what was admitted without asking is booked whole.
@@ -133,7 +133,7 @@ func TestOvertaken(t *testing.T) {
 	if !errors.Is(g.Err, ErrOvertaken) {
 		t.Error(g.Err)
 	}
-	b.is(b.claims(2, 0, 0, 1), 1, 1, 11, 10)
+	b.is(b.claims(2, 0, 0, 1), 1, 1, 11, 0)
 }
 
 func TestFencesRise(t *testing.T) {

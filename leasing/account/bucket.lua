@@ -1,5 +1,5 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level, carry,
--- at, hand, old, fence. Lease is the slot of the holder's lease, TTL the length of one.
+-- at, hand, old, fence. Lease is the slot of the holder's lease, Slot the length of one.
 local MICRO, MOST_BURST, WAITS, STATED = 1000000, 4294967295, 1000000, -1
 local level, carry, at, hand, old, fence = unpacked(redis.call('HGET', KEYS[1], 'b'), '<dddddd')
 local function room() return (Limit - hand - old) * MICRO end
@@ -17,13 +17,13 @@ if at == 0 then level, at = Limit * MICRO, now end
 if at - now >= WAITS then at = now end
 while at < now do
   local stop = now
-  if hand + old > 0 then stop = min(now, (floor(at / TTL) + 1) * TTL) end
+  if hand + old > 0 then stop = min(now, (floor(at / Slot) + 1) * Slot) end
   refill(stop - at)
-  if stop % TTL == 0 then hand, old = 0, hand end
+  if stop % Slot == 0 then hand, old = 0, hand end
   at = stop
 end
 
-local slot, left = floor(at / TTL), 0
+local slot, left = floor(at / Slot), 0
 local held = max(0, min(Taken, MOST_BURST))
 if Lease == slot then hand = hand - min(held, hand) elseif Lease == slot - 1 then old = old - min(held, old) end
 if Lease == slot or Lease == slot - 1 then
@@ -49,6 +49,6 @@ level, hand, fence = level - grant * MICRO, hand + lease, max(fence + 1, now)
 local lacks = max(0, Limit * MICRO - level)
 local wait = min(lacks > 0 and math.ceil(lacks / Requests * Seconds) or 0, 63072000000000)
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddd', level, carry, at, hand, old, fence))
-redis.call('PEXPIREAT', KEYS[1], text(floor((at + max(2 * TTL, wait) + 999) / 1000)))
+redis.call('PEXPIREAT', KEYS[1], text(floor((at + max(2 * Slot, wait) + 999) / 1000)))
 return reply(0, grant, left + lease, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - left - lease,
-  0, fence, at, 0)
+  fence, at, 0)

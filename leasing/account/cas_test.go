@@ -183,7 +183,7 @@ func TestCASMessages(t *testing.T) {
 	if _, _, err := l.Settle(t.Context(), claims, grants); err != nil {
 		t.Fatal(err)
 	}
-	if writes != 1 || grants[0].Granted != 4 || grants[2].Granted != 4 || grants[2].InHand != 4 {
+	if writes != 1 || grants[0].Granted != 4 || grants[2].Granted != 4 || grants[2].InHand != 0 {
 		t.Errorf("%d changes, %+v", writes, grants)
 	}
 	if !errors.Is(grants[1].Err, ErrRecord) || !errors.Is(grants[3].Err, ErrOvertaken) || !errors.Is(grants[4].Err, errClaim) {
@@ -244,7 +244,7 @@ func FuzzStoredAccount(f *testing.F) {
 	}
 	f.Add(a.encode())
 	b := kept{bucket: &bucket{}}
-	b.bucket.claim(epochAt, &Claim{Holder: 9, Seq: 1, Need: 3, Want: 3, TTL: 1000, Limit: ratelimit.Limit{
+	b.bucket.claim(epochAt, &Claim{Holder: 9, Seq: 1, Need: 3, Want: 3, Limit: ratelimit.Limit{
 		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 7, Burst: 7,
 	}})
 	f.Add(b.encode())

@@ -1,11 +1,9 @@
 -- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
 -- checked before anything is written: another form is an error, and changes nothing.
-local Kind, Seq, Taken, Spent, Need, Want, Unit, TTL, Lease, Limit, Begins, Ends, Over, Requests,
-  Seconds, Slides, Now = struct.unpack('<ddddddddddddddddd', ARGV[2])
+local Seq, Taken, Spent, Need, Want, Unit, Lease, Slot, Limit, Begins, Ends, Over, Requests,
+  Seconds, Slides, Now = struct.unpack('<dddddddddddddddd', ARGV[2])
 local max, min, floor = math.max, math.min, math.floor
-local DRAWS, SAFE, CLOSED = 1, 0, -1
 local OVERTAKEN, OVER, SHARE, MOST = 1, 2, 8, 4503599627370496 -- MOST: mostSum
-local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 
 local function integer(text)
   if not text then return 0 end
@@ -15,7 +13,7 @@ local function integer(text)
 end
 -- unpacked reads doubles of a format, and the rest of the text; zeros if there is none.
 local function unpacked(packed, format)
-  if not packed then return 0, 0, 0, 0, 0, 0, 0, 0 end
+  if not packed then return 0, 0, 0, 0, 0, 0, 0 end
   if #packed ~= 8 * #format - 8 then error('no record in ' .. KEYS[1]) end
   local all = { struct.unpack(format, packed) }
   for i = 1, #all - 1 do
@@ -23,32 +21,10 @@ local function unpacked(packed, format)
   end
   return unpack(all)
 end
--- each calls f with the name, total, spent, claim and expiry of each other holder. There are n of them.
-local all, n = nil, 0
-local function each(f)
-  if not all then
-    all = {}
-    local fields = redis.call('HGETALL', KEYS[1])
-    for i = 1, #fields, 2 do
-      local kind, name = string.match(fields[i], '^([hc]):(.*)$')
-      if kind and name ~= ARGV[1] then
-        local r = all[name]
-        if not r then r, n = { taken = 0, spent = 0, fence = 0, expires = SAFE }, n + 1 end
-        all[name] = r
-        if kind == 'h' then
-          r.taken = integer(fields[i + 1])
-        else
-          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], '<dddd')
-        end
-      end
-    end
-  end
-  for name, r in pairs(all) do f(name, r) end
-end
 local function text(n) return string.format('%.0f', n) end
--- reply: code, seq, granted, total, sum, in hand, cut, fence, time, recalling
-local function reply(code, ...) return struct.pack('<dddddddddd', code, Seq, ...) end
-local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0) end
+-- reply: code, seq, granted, total, sum, in hand, fence, time, recalling
+local function reply(code, ...) return struct.pack('<ddddddddd', code, Seq, ...) end
+local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0) end
 local function granted(free, want) return max(0, min(free, want, max(Need, floor(free / SHARE)))) end
 
 local clock = redis.call('TIME')

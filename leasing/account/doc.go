@@ -20,7 +20,7 @@
 //
 // A holder that ends gives its tokens back. Its record stays until the account is over.
 //
-// It cannot detect a ledger's clock that jumps ahead, and so ends eager leases and those of buckets early. It cannot
+// It cannot detect a ledger's clock that jumps ahead, and so ends leases of buckets and registrations early. It cannot
 // detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
 // account when a holder of it claims, and never that of a sliding window's previous account.
 //

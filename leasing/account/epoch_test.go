@@ -327,7 +327,7 @@ func (f *fake) good(command string, args []string) string {
 		if args[1] == epochScript.Hash() && f.spoilt != "get" {
 			return bulk("1f 1 2 abc def")
 		}
-		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0))
+		return bulk(answer(0, 1, 5, 5, 5, 0, 9, 1_800_057_600_000_005, 0))
 	}
 	return "+OK\r\n"
 }
@@ -377,7 +377,7 @@ func (f *fake) settles() []Grant {
 	limit := fixed(100)
 	c := Claim{Key: "k", Window: limit.WindowAt(epochAt), Limit: limit, Holder: 1, Seq: 1, Want: 5, Need: 5}
 	d := c
-	d.Kind = Draws
+	d.Seq = 0
 	grants := make([]Grant, 2)
 	if _, _, err := l.Settle(f.Context(), []Claim{c, d}, grants); err != nil {
 		for _, g := range grants {

@@ -26,6 +26,7 @@ type scope struct {
 	refunds  int
 	doubles  int // messages that arrive twice
 	evicts   int // times that the account is lost, alone
+	crashes  int // of holders, whose tokens others take back; those claim, and never draw
 }
 
 const mostHolders = 3
@@ -35,7 +36,7 @@ type node struct {
 	taken, spent, booked tokens
 	seq                  uint64
 	number, asked        int // of its messages; of the one that it waits for
-	doubt                bool
+	doubt, ended         bool
 }
 
 // letter is a message or an answer under way.
@@ -54,6 +55,8 @@ type world struct {
 	net                            []letter
 	charges, refunds, doubles, cut int
 	taken, evicted                 tokens // admitted of what was in hand
+	crashes                        int
+	untold                         tokens // spent by ended holders, and granted again
 	by                             string // the step to it
 }
 
@@ -82,7 +85,7 @@ func (w *world) key() uint64 {
 	for i := range each {
 		p := &w.nodes[i]
 		b = b[:0]
-		n(p.taken, p.spent, p.booked, tokens(p.seq), tokens(p.number), tokens(p.asked), flag(p.doubt))
+		n(p.taken, p.spent, p.booked, tokens(p.seq), tokens(p.number), tokens(p.asked), flag(p.doubt), flag(p.ended))
 		if r := w.records.find(ratelimit.Holder(i + 1)); r != nil {
 			n(r.taken, r.spent, tokens(r.seq), 99)
 		}
@@ -90,9 +93,9 @@ func (w *world) key() uint64 {
 		for j := range w.net {
 			if l := &w.net[j]; l.holder == i {
 				letters = append(letters, string([]byte{
-					byte(l.number), byte(flag(l.answer)), byte(flag(l.again)), byte(l.claim.Kind), byte(l.claim.Seq),
+					byte(l.number), byte(flag(l.answer)), byte(flag(l.again)), byte(l.claim.Seq),
 					byte(l.claim.Taken + 64), byte(l.claim.Spent + 64), byte(l.claim.Want), byte(l.grant.Granted),
-					byte(l.grant.Total + 64), byte(l.grant.Sum + 64), byte(l.grant.Cut), byte(flag(l.grant.Err != nil)),
+					byte(l.grant.Total + 64), byte(l.grant.Sum + 64), byte(flag(l.grant.Err != nil)),
 				}))
 			}
 		}
@@ -101,7 +104,7 @@ func (w *world) key() uint64 {
 	}
 	slices.Sort(each)
 	b = b[:0]
-	n(w.sum, w.spent, w.taken, w.evicted,
+	n(w.sum, w.spent, w.taken, w.evicted, w.untold,
 		tokens(w.charges), tokens(w.refunds), tokens(w.doubles), tokens(w.cut))
 	return xxhash.Sum64String(string(b) + strings.Join(each, ""))
 }
@@ -130,6 +133,15 @@ func (w *world) next(f func(*world)) {
 
 func (w *world) nodeMoves(i int, f func(*world)) {
 	p := &w.nodes[i]
+	if p.ended {
+		if r := w.records.find(ratelimit.Holder(i + 1)); r != nil && r.inHand() > 0 {
+			f(w.with(fmt.Sprintf("what %d had in hand is taken back", i), func(c *world) { c.takeBack(i) }))
+		}
+		return
+	}
+	if w.crashes < w.scope.crashes {
+		f(w.with(fmt.Sprintf("%d ends", i), func(c *world) { c.nodes[i].ended = true; c.crashes++ }))
+	}
 	if p.taken > p.spent {
 		f(w.with(fmt.Sprintf("%d spends", i), func(c *world) { c.nodes[i].spent++; c.taken++ }))
 	}
@@ -142,9 +154,9 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 	if p.number >= w.messages {
 		return
 	}
-	if p.asked == 0 && !p.doubt && p.taken == p.booked && p.taken >= p.spent {
+	if w.scope.crashes == 0 && p.asked == 0 && !p.doubt && p.taken == p.booked && p.taken >= p.spent {
 		for n := tokens(1); n <= 2; n++ {
-			f(w.with(fmt.Sprintf("%d draws %d", i, n), func(c *world) { c.send(i, Claim{Kind: Draws, Want: n}) }))
+			f(w.with(fmt.Sprintf("%d draws %d", i, n), func(c *world) { c.send(i, Claim{Want: n}) }))
 		}
 	}
 	for back := range min(max(p.taken-p.spent, 0), 1) + 1 {
@@ -153,6 +165,18 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 			c.send(i, Claim{Need: 1, Want: 2})
 		}))
 	}
+}
+
+// takeBack takes back what an ended holder has in hand, by its record: it may have spent more of it since its last claim.
+func (w *world) takeBack(i int) {
+	all := (&kept{account: w.account}).look(epochAt, &ratelimit.Limit{Requests: w.limit}).Holders
+	holder := ratelimit.Holder(i + 1)
+	at := slices.IndexFunc(all, func(h ratelimit.HolderLook) bool { return h.Holder == holder })
+	w.untold += max(0, w.nodes[i].spent-all[at].Spent)
+	all[at].Holder = holder.Lapsing()
+	c := Closes(Claim{Limit: ratelimit.Limit{Requests: w.limit}}, all[at:at+1], []ratelimit.Holder{NodeOf(holder)})[0]
+	c.Holder = holder
+	w.claim(epochAt, &c, 0, func(ratelimit.Holder) {})
 }
 
 func (w *world) with(by string, change func(*world)) *world {
@@ -172,7 +196,7 @@ func (w *world) send(i int, c Claim) {
 	p.number++
 	p.asked = p.number
 	c.Holder, c.Limit.Requests = ratelimit.Holder(i+1), w.limit
-	if c.Kind != Draws {
+	if c.Need > 0 {
 		p.seq++
 		c.Seq, c.Taken, c.Spent = p.seq, p.taken, p.spent
 	}
@@ -185,12 +209,12 @@ func (w *world) deliver(l letter) {
 		return
 	}
 	l.answer = true
-	if l.claim.Kind == Draws {
+	if l.claim.Draws() {
 		l.grant = w.draw(epochAt, &l.claim, 0)
 	} else {
 		l.grant = w.claim(epochAt, &l.claim, 0, func(ratelimit.Holder) {})
 	}
-	l.grant = Grant{Granted: l.grant.Granted, Total: l.grant.Total, Sum: l.grant.Sum, Cut: l.grant.Cut, Err: l.grant.Err}
+	l.grant = Grant{Granted: l.grant.Granted, Total: l.grant.Total, Sum: l.grant.Sum, Err: l.grant.Err}
 	if l.number == w.nodes[l.holder].asked {
 		w.net = append(w.net, l)
 	}
@@ -207,15 +231,16 @@ func (p *node) hear(l *letter, w *world) {
 	case g.Err != nil:
 		p.doubt = true
 		return
-	case l.claim.Kind == Draws && g.Total != p.booked+l.claim.Want:
+	case l.claim.Draws() && g.Total != p.booked+l.claim.Want:
 		p.doubt = true
 		return
-	case l.claim.Kind == Draws:
+	case l.claim.Draws():
 		p.taken += g.Owned(l.claim.Want, &l.claim.Limit)
 	default:
-		p.taken += g.Granted + g.Cut + max(0, max(0, l.claim.Spent-l.claim.Taken)-over)
-		p.spent += g.Cut
-		w.cut += int(g.Cut)
+		cut := g.Cut(&l.claim)
+		p.taken += g.Granted + cut + max(0, max(0, l.claim.Spent-l.claim.Taken)-over)
+		p.spent += cut
+		w.cut += int(cut)
 		p.doubt = false
 	}
 	p.booked = g.Total
@@ -225,11 +250,12 @@ func (p *node) hear(l *letter, w *world) {
 func (w *world) broken() error {
 	inHand := tokens(0)
 	for i := range w.holders {
-		p := &w.nodes[i]
-		inHand += max(0, p.taken-p.spent)
+		if p := &w.nodes[i]; !p.ended {
+			inHand += max(0, p.taken-p.spent)
+		}
 	}
 	// What was refunded may be spent once more, and an account that was lost may grant its limit again.
-	if all, most := w.taken+inHand, w.limit*(1+w.evicted)+tokens(w.refunds); all > most {
+	if all, most := w.taken+inHand, w.limit*(1+w.evicted)+tokens(w.refunds)+w.untold; all > most {
 		return fmt.Errorf("%d were spent or are in hand, of %d", all, most)
 	}
 	k := kept{account: w.account}
@@ -237,7 +263,10 @@ func (w *world) broken() error {
 }
 
 func (l letter) String() string {
-	what := []string{"claim", "draw"}[l.claim.Kind]
+	what := "claim"
+	if l.claim.Draws() {
+		what = "draw"
+	}
 	if l.answer {
 		what = fmt.Sprintf("answer (%d of %d) to the %s", l.grant.Granted, l.grant.Sum, what)
 	}
@@ -278,6 +307,7 @@ func scopes() []*scope {
 		{name: "three holders", holders: 3, limit: 1, messages: 1, doubles: 1},
 		{name: "costs", holders: 2, limit: 1, messages: 2, charges: 1},
 		{name: "refunds", holders: 2, limit: 1, messages: 2, refunds: 1},
+		{name: "a holder that ends", holders: 2, limit: 2, messages: 2, doubles: 1, crashes: 1},
 		{name: "an account that is lost", holders: 2, limit: 1, messages: 2, evicts: 1},
 	}
 }

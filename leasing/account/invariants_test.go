@@ -22,11 +22,8 @@ func (k *kept) invariants(l *ratelimit.Limit) error {
 		if r.inHand() < 0 || r.fence > a.fence {
 			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
 		}
-		if r.expires > safe && (a.eagerly == 0 || a.eagerly > r.expires.Add(readAgain)) {
-			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
-		}
 	}
-	if spent != a.spent || sum != a.sum {
+	if spent != a.spent || sum != a.sum || sum < 0 {
 		return fmt.Errorf("%w: sum %d of records' %d, spent %d of %d", errInvariant, a.sum, sum, a.spent, spent)
 	}
 	return nil

@@ -26,7 +26,7 @@ func (k *kept) settle(now instant, c *Claim, at *span, was *kept, ask func(ratel
 		sum = was.sum
 	}
 	before := at.before(now, &c.Limit, sum)
-	if c.Kind == Draws {
+	if c.Draws() {
 		return k.draw(now, c, before)
 	}
 	return k.account.claim(now, c, before, ask)
@@ -41,14 +41,10 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	}
 	for i := range k.records {
 		r := &k.records[i]
-		x := ratelimit.HolderLook{
-			Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence, Closed: r.expires == closed,
-		}
-		if r.expires > safe {
-			x.Expires = r.expires.Sub(now)
-		}
-		x.Outstanding = max(0, x.Granted-x.Spent)
-		v.Holders = append(v.Holders, x)
+		v.Holders = append(v.Holders, ratelimit.HolderLook{
+			Holder: r.holder, Seq: r.seq, Fence: r.fence,
+			Granted: r.taken, Spent: r.spent, Outstanding: max(0, r.inHand()),
+		})
 	}
 	return v
 }

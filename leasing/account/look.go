@@ -79,8 +79,8 @@ func keptIn(fields map[string]string) (*kept, error) {
 			continue
 		}
 		r := record{holder: ratelimit.Holder(h), taken: tokens(taken)}
-		if unpacked(fields["c:"+of], n[:4]) { // seq, spent, fence, expires
-			r.spent, r.fence, r.expires = tokens(n[1]), ratelimit.Fence(n[2]), instant(n[3])
+		if unpacked(fields["c:"+of], n[:3]) {
+			r.seq, r.spent, r.fence = uint64(n[0]), tokens(n[1]), ratelimit.Fence(n[2])
 		}
 		k.records = append(k.records, r)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -14,40 +13,27 @@ type (
 	instant = ratelimit.LedgerTime
 )
 
-// Kind is the kind of a message.
-type Kind uint8
-
-// The kinds.
-const (
-	// States states the holder's total and its need: a claim.
-	States Kind = iota
-	// Draws adds Want tokens to the holder's total, without a check.
-	Draws
-)
-
-// Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
-// is invalid.
+// Claim is a holder's message about one account: it states the holder's total and its need. One without a Seq is a
+// draw: it adds Want tokens to the holder's total, without a check. Its other fields are Key, Window, Limit and Holder.
+// The zero Claim is invalid.
 type Claim struct {
-	Kind Kind
-	Key  string // at the ledger
+	Key string // at the ledger
 	// Window is that of the account. Of a token bucket, it is the slot of the lease that Taken and Spent are about, 0
 	// without one, or Stated.
 	Window ratelimit.Window
 	Limit  ratelimit.Limit  // limit of the claim: the rule's, or less (drift within the limit)
 	Holder ratelimit.Holder // 64 random bits: never the name of a machine
-	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken.
+	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken. 0: a draw.
 	Seq uint64
 	// Taken is the holder's total of the account, spent or in hand. Spent is its admissions and charges. Spent
 	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
 	// both below 0. Of a token bucket they are those of the lease, and a Spent below 0 is a refund.
 	Taken, Spent tokens
 	// Need is granted as far as it is free, of a bucket only in whole units: each Unit serves a request. A Unit below 1
-	// is 1. Beyond the need, up to Want is granted, but at most a Share-th of the free tokens in all. Of a bucket, the
-	// rest of the lease goes on up to Want if there is no need, and else goes back.
+	// is 1. What whole units get is spent at once. Beyond the need, up to Want is granted, but at most a
+	// Share-th of the free tokens in all. Of a bucket, the rest of the lease goes on up to Want if there is no need, and
+	// else goes back.
 	Need, Want, Unit tokens
-	// TTL is the time from the ledger's settling of the claim after which it may credit the tokens in hand of a window;
-	// 0: never.
-	TTL time.Duration
 }
 
 // Share is the divisor of the free tokens that bounds a grant beyond the need.
@@ -56,8 +42,8 @@ const Share = 8
 // Stated is the Window of a message that states the most that a bucket's level can be, as Taken: after a loss of data.
 const Stated ratelimit.Window = -1
 
-// Eager tells whether the ledger may credit the tokens in hand after their time.
-func (c *Claim) Eager() bool { return c.TTL >= time.Microsecond }
+// Draws tells whether the message is a draw.
+func (c *Claim) Draws() bool { return c.Seq == 0 }
 
 func (c *Claim) bucket() bool { return c.Limit.Algorithm == ratelimit.TokenBucket }
 
@@ -79,16 +65,22 @@ type Grant struct {
 	Total, Sum tokens
 	// InHand is the tokens in hand of others, as reported. For a draw it is unknown: -1.
 	InHand tokens
-	// Cut is the part of a refund that was not credited, because the account would fall below 0. The holder adds it
-	// to its totals, like the ledger.
-	Cut   tokens
-	Fence ratelimit.Fence
+	Fence  ratelimit.Fence
 	// At is the ledger's clock then.
 	At instant
 	// Recalling means that other holders were recalled for this need.
 	Recalling bool
 	// Err means that the message was not settled, or that its result is unknown. Then no other field counts.
 	Err error
+}
+
+// Cut is the part of a refund that was not credited, because the account would fall below 0. The holder adds it to its
+// totals, like the ledger.
+func (g *Grant) Cut(c *Claim) tokens {
+	if c.Draws() || c.bucket() || g.Err != nil {
+		return 0
+	}
+	return max(0, g.Total-g.Granted-max(clamped(c.Taken), clamped(c.Spent)))
 }
 
 // Owned is the part of a draw of n tokens that is below the limit.
@@ -127,12 +119,10 @@ var errClaim = errors.New("the claim is invalid")
 func check(c *Claim) error {
 	bucket := c.bucket()
 	switch {
-	case c.Key == "", c.Holder == 0, c.Kind > Draws, !bucket && c.Window == 0, bucket && c.Window < Stated,
-		c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
+	case c.Key == "", c.Holder == 0, !bucket && c.Window == 0, bucket && c.Window < Stated,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
 		c.Limit.Requests > ratelimit.MaxLimit,
-		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket),
-		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
+		c.Draws() && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket), c.Seq > 1<<52:
 		return fmt.Errorf("%w: %+v", errClaim, *c)
 	}
 	return nil

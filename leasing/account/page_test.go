@@ -32,6 +32,7 @@ func TestPageConstants(t *testing.T) {
 		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
 		"account.readAgain":    of(readAgain),
 		"account.keptMost":     of(keptMost),
+		"account.overFor":      of(overFor),
 		"account.bucketWaits":  of(bucketWaits),
 		"account.BucketSlot":   slots,
 		"account.recordsPause": of(recordsPause),
@@ -45,8 +46,6 @@ func TestPageConstants(t *testing.T) {
 		"account.wasSettled":   one(strconv.Itoa(wasSettled)),
 		"account.wasOvertaken": one(strconv.Itoa(wasOvertaken)),
 		"account.wasOver":      one(strconv.Itoa(wasOver)),
-		"account.safe":         one(strconv.Itoa(int(safe))),
-		"account.closed":       one(strconv.Itoa(int(closed))),
 	})
 	// Each package of which there are constants has such a test.
 	want := []string{"account", "approx", "hold", "leasing", "ratelimit"}
@@ -124,7 +123,7 @@ func TestPageBounds(t *testing.T) {
 		for _, v := range []int64{least - 1, least, most, most + 1} {
 			c := Claim{Key: "k", Limit: fixed(100), Holder: 1, Seq: 1, Want: 1}
 			if m[1] == "draws " {
-				c.Kind = Draws
+				c.Seq = 0
 			}
 			at := reflect.ValueOf(&c).Elem().FieldByName(field)
 			if field == "Limit" {
@@ -149,7 +148,7 @@ func TestPageBounds(t *testing.T) {
 			}
 		}
 	}
-	if n < 7 {
+	if n < 5 {
 		t.Errorf("%d fields have bounds", n)
 	}
 }
@@ -179,17 +178,10 @@ func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 // What the specification says of single values of a claim is so.
 func TestPageValues(t *testing.T) {
 	page, b := specpage.Read(t), newBench(t, fixed(100))
-	page.Says(fmt.Sprintf("| %d claims, %d draws |", States, Draws))
 	page.Says("tokens that serve a request; below 1 is 1 |")
 	for h, unit := range []tokens{-1, 0, 1} {
 		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 300, func(c *Claim) { c.Unit = unit }), []tokens{100, 0, 0}[h], []tokens{100, 0, 0}[h],
-			100, []tokens{0, 100, 100}[h])
-	}
-	page.Says("below 1 µs: the lease has no end |")
-	for ttl, eager := range map[time.Duration]bool{999: false, 1000: true} {
-		if c := (Claim{Window: 1, TTL: ttl}); c.Eager() != eager {
-			t.Errorf("a TTL of %v makes an eager lease: %v", ttl, c.Eager())
-		}
+			100, 0)
 	}
 	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 14) |")
 	page.Says("| not 0 | the holder's name |")
@@ -209,7 +201,7 @@ func TestPageValues(t *testing.T) {
 // The scripts' arguments and answers are in the specification's order.
 func TestPageScripts(t *testing.T) {
 	page := specpage.Read(t)
-	told := regexp.MustCompile(`(?s)\nlocal (Kind, .*?) = struct\.unpack`).FindStringSubmatch(commonLua)
+	told := regexp.MustCompile(`(?s)\nlocal (Seq, .*?) = struct\.unpack`).FindStringSubmatch(commonLua)
 	says := regexp.MustCompile(`-- reply: (.*)`).FindStringSubmatch(commonLua)
 	for mark, names := range map[string]string{"script: arguments": told[1], "script: answer": says[1]} {
 		want := strings.Split(strings.Join(strings.Fields(names), " "), ", ")
@@ -230,16 +222,14 @@ func TestPageFields(t *testing.T) {
 		send := func(after time.Duration, c Claim) {
 			b.now = b.now.Add(after)
 			m.now = b.now
-			if c.Key, c.Limit, c.Window = "k", of, b.window(0); c.Window != 0 {
-				c.TTL = time.Second
-			}
+			c.Key, c.Limit, c.Window = "k", of, b.window(0)
 			grants := make([]Grant, 1)
 			if _, _, err := m.Settle(t.Context(), []Claim{c}, grants); err != nil || grants[0].Err != nil {
 				t.Fatal(err, grants[0].Err)
 			}
 			b.settles(&c)
 		}
-		// So that no two numbers are the same: it recalls, and has eager leases.
+		// So that no two numbers are the same: it recalls.
 		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
 		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
 		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99})
@@ -270,8 +260,7 @@ func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
 			form = kind + ":NAME"
 			r := k.records.find(ratelimit.Holder(holder[0] - '0'))
 			numbers = map[string]float64{
-				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence),
-				"expires": float64(r.expires), "": float64(r.taken),
+				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence), "": float64(r.taken),
 			}
 		}
 		names, ok := forms[form]
@@ -305,7 +294,7 @@ func (b *bench) accountNumbers(k *kept) map[string]float64 {
 		us := func(d time.Duration) float64 { return float64(d.Microseconds()) }
 		of := &k.account
 		return map[string]float64{
-			"": float64(of.sum), "spent": float64(of.spent), "fence": float64(of.fence), "eagerly": float64(of.eagerly), "asked": float64(of.asked),
+			"": float64(of.sum), "spent": float64(of.spent), "fence": float64(of.fence), "asked": float64(of.asked),
 			"pause": us(of.pause), "least": us(of.least),
 		}
 	}

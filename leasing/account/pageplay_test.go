@@ -167,7 +167,7 @@ func (p *player) read(holder, message string) account.Claim {
 	}
 	words := strings.Fields(strings.ReplaceAll(message, " ms", ""))
 	if words[0] == "draw" {
-		c.Kind, words = account.Draws, append([]string{"want"}, words[1:]...)
+		c.Seq, words = 0, append([]string{"want"}, words[1:]...)
 	} else {
 		words = words[1:]
 	}
@@ -189,8 +189,6 @@ func (p *player) read(holder, message string) account.Claim {
 			c.Unit = ratelimit.Tokens(n)
 		case "seq":
 			c.Seq = uint64(n)
-		case "ttl":
-			c.TTL = time.Duration(n) * time.Millisecond
 		case "slot":
 			c.Window = account.BucketSlotAt(playBegins, &p.limit) + ratelimit.Window(n)
 		default:
@@ -207,12 +205,12 @@ func (p *player) shown(g *account.Grant) string {
 		return "overtaken"
 	case g.Err != nil:
 		p.Fatal(g.Err)
-	case p.claim.Kind == account.Draws:
+	case p.claim.Draws():
 		return fmt.Sprintf("total %d, sum %d: owns %d", g.Total, g.Sum, g.Owned(p.claim.Want, &p.limit))
 	}
 	text := fmt.Sprintf("granted %d, total %d, sum %d, in hand %d", g.Granted, g.Total, g.Sum, g.InHand)
-	if g.Cut != 0 {
-		text += fmt.Sprintf(", cut %d", g.Cut)
+	if cut := g.Cut(&p.claim); cut != 0 {
+		text += fmt.Sprintf(", cut %d", cut)
 	}
 	if g.Recalling {
 		text += ", recalling"

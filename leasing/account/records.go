@@ -6,21 +6,14 @@ import "github.com/sluice-gate/sluice/ratelimit"
 type record struct {
 	holder ratelimit.Holder
 	taken  tokens // the holder's total: the number that plain increments change
-	// spent is the holder's reported usage. Invariant: at most taken, except for uncounted charges (MostBooked).
+	// spent is the holder's usage, as reported and as granted since. Invariant: at most taken, except for uncounted
+	// charges (MostBooked).
 	spent tokens
 	seq   uint64 // of its last claim; 0: it has only drawn
 	fence ratelimit.Fence
-	// expires is the end of its eager lease, or safe, or closed.
-	expires instant
 }
 
-// Special values of expires.
-const (
-	safe   instant = 0  // no end
-	closed instant = -1 // it was credited: the holder's tokens in hand are gone
-)
-
-// inHand is the total less the reported usage.
+// inHand is the total less the usage.
 func (r *record) inHand() tokens { return r.taken - r.spent }
 
 // records are the records of all holders of an account. The zero records are none.

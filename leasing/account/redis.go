@@ -1,7 +1,6 @@
 package account
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -236,7 +235,7 @@ func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []str
 func (t *trip) settle(ctx context.Context) error {
 	all := t.left
 	if t.cluster == nil { // plain draws are settled last, and so are those by a script
-		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(t.claims[i].Kind, t.claims[j].Kind) })
+		slices.SortStableFunc(all, func(i, j int) int { return drawsLast(&t.claims[i], &t.claims[j]) })
 	}
 	err := t.send(ctx)
 	if err == nil && len(t.left) > 0 {
@@ -254,6 +253,16 @@ func (t *trip) settle(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+func drawsLast(a, b *Claim) int {
+	switch {
+	case a.Draws() == b.Draws():
+		return 0
+	case b.Draws():
+		return -1
+	}
+	return 1
 }
 
 // send makes one round trip: the time, the claims, and the tail. The epoch, which is read last, shows a loss of data
@@ -348,7 +357,7 @@ func (t *trip) drawn() (sent []int) {
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
-		if c.Kind == Draws && s.kept(latest) && (latest >= s.begins || !looksBack(&c.Limit)) {
+		if c.Draws() && s.kept(latest) && (latest >= s.begins || !looksBack(&c.Limit)) {
 			sent = append(sent, i)
 		}
 	}

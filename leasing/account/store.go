@@ -75,8 +75,7 @@ func (k *kept) encode() []byte {
 	}
 	a := &k.account
 	w.int(0)
-	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.asked), int64(a.pause), int64(a.least),
-		int64(a.eagerly))
+	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.asked), int64(a.pause), int64(a.least))
 	w.records(a.records)
 	return w
 }
@@ -95,7 +94,7 @@ func (w *writer) records(all records) {
 	for i := range all {
 		r := &all[i]
 		*w = binary.BigEndian.AppendUint64(*w, uint64(r.holder))
-		w.int(int64(r.taken), int64(r.spent), int64(r.seq), int64(r.fence), int64(r.expires))
+		w.int(int64(r.taken), int64(r.spent), int64(r.seq), int64(r.fence))
 	}
 }
 
@@ -120,7 +119,6 @@ func (k *kept) decode(data []byte) error {
 		a.sum, a.spent, a.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
 		a.asked = instant(r.int())
 		a.pause, a.least = r.duration(), r.duration()
-		r.time(&a.eagerly)
 		a.records = r.records()
 	}
 	if r.failed || len(r.left) > 0 {
@@ -154,7 +152,7 @@ func (r *reader) time(all ...*instant) {
 }
 
 // recordBytes is the minimum length of a record.
-const recordBytes = 8 + 5
+const recordBytes = 8 + 4
 
 func (r *reader) records() records {
 	n := r.int()
@@ -172,7 +170,6 @@ func (r *reader) records() records {
 		x.holder, r.left = ratelimit.Holder(binary.BigEndian.Uint64(r.left)), r.left[8:]
 		x.taken, x.spent = tokens(r.int()), tokens(r.int())
 		x.seq, x.fence = uint64(r.int()), ratelimit.Fence(r.int())
-		r.time(&x.expires)
 	}
 	return all
 }

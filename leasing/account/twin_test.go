@@ -64,7 +64,7 @@ func TestTwins(t *testing.T) {
 	}
 	for _, kind := range []string{
 		"draw", "claim", "overtaken", "over", "cut", "recalling", "granted",
-		"lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "credited", "back",
+		"lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "back",
 	} {
 		if met[kind] < 5 {
 			t.Errorf("%q came %d times", kind, met[kind])
@@ -154,11 +154,6 @@ func (w *twins) pass() {
 		w.memory.Lose(nil, fmt.Sprint(w.Uint64()))
 		w.del("t:{" + w.key + "}*")
 		w.met["lost"]++
-	case n < 76:
-		by = 0
-		if k := w.memory.account(w.key, w.limit.WindowAt(w.redis.now)); k != nil && k.eagerly > 0 {
-			w.redis.now = k.eagerly // the very microsecond
-		}
 	case n < 78:
 		win := w.window()
 		w.memory.Evict(w.key, win)
@@ -192,14 +187,12 @@ func (w *twins) next() Claim {
 	i := w.IntN(len(w.told))
 	last := &w.told[i]
 	c := Claim{
-		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
+		Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Unit: tokens(w.IntN(4)),
 	}
 	if c.bucket() {
 		c.Window = []ratelimit.Window{last.Window, last.Window, last.Window, 0, Stated}[w.IntN(5)]
 		c.Need *= tokens(w.IntN(2))
-	} else if w.IntN(3) == 0 {
-		c.TTL = time.Duration(1+w.Int64N(100)) * time.Millisecond // eager
 	}
 	if last.Window == c.Window && c.Taken > c.Spent {
 		c.Spent += tokens(w.Int64N(int64(c.Taken-c.Spent) + 1))
@@ -222,7 +215,7 @@ func (w *twins) next() Claim {
 		}
 	}
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
-		c.Kind, c.Want = Draws, 1+w.some()
+		c.Seq, c.Want = 0, 1+w.some()
 	}
 	if w.IntN(20) == 0 {
 		c.Limit.Requests /= 2
@@ -241,14 +234,14 @@ func (w *twins) hear(c *Claim, g *Grant) {
 		last.Seq = max(last.Seq, c.Seq)
 		return
 	}
-	if c.Kind == Draws && g.Err == nil && last.Window == c.Window {
+	if c.Draws() && g.Err == nil && last.Window == c.Window {
 		last.Taken += g.Owned(c.Want, &c.Limit)
-	} else if c.Kind == States && g.Err == nil {
+	} else if !c.Draws() && g.Err == nil {
 		*last = *c
 		last.Taken, last.Spent = max(-MostBooked, min(last.Taken, MostBooked)), max(-MostBooked, min(last.Spent, MostBooked))
 		if w.IntN(5) > 0 {
-			last.Taken += g.Granted + g.Cut
-			last.Spent += g.Cut
+			last.Taken += g.Granted + g.Cut(c)
+			last.Spent += g.Cut(c)
 		}
 	}
 	last.Seq = max(last.Seq, c.Seq)
@@ -264,27 +257,19 @@ func (w *twins) holds(c *Claim) error {
 }
 
 func (w *twins) count(c *Claim, g *Grant) {
-	k := w.memory.account(c.Key, c.account())
 	for kind, is := range map[string]bool{
-		"draw": c.Kind == Draws && g.Err == nil, "claim": c.Kind == States && g.Err == nil,
+		"draw": c.Draws() && g.Err == nil, "claim": !c.Draws() && g.Err == nil,
 		"overtaken": errors.Is(g.Err, ErrOvertaken), "over": errors.Is(g.Err, ErrOver),
-		"cut": g.Cut > 0, "recalling": g.Recalling, "granted": g.Granted > 0,
+		"cut": g.Cut(c) > 0, "recalling": g.Recalling, "granted": g.Granted > 0,
 		"bucket":     c.bucket() && g.Granted > 0,
 		"leased":     c.bucket() && g.Granted > c.Need,
 		"carried on": c.bucket() && g.Total > g.Granted,
 		"stated":     c.bucket() && c.Window == Stated,
 		"sliding":    c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
-		"full":       c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
+		"full":       !c.Draws() && g.Err == nil && g.Granted == 0 && c.Want > 0,
 	} {
 		if is {
 			w.met[kind]++
-		}
-	}
-	if k != nil {
-		for i := range k.records {
-			if k.records[i].expires == closed {
-				w.met["credited"]++
-			}
 		}
 	}
 }

@@ -35,23 +35,23 @@ func scriptOf(c *Claim) *redis.Script {
 }
 
 // claimFields is the number of numbers in a script's arguments.
-const claimFields = 17
+const claimFields = 16
 
 // numbersOf are those of a claim, without the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
-	ttl, lease := c.TTL.Microseconds(), int64(0)
+	slot, lease := int64(0), int64(0)
 	slides := int64(0)
 	if looksBack(&c.Limit) {
 		slides = 1
 	}
 	if c.bucket() {
-		limit, ttl, lease = burstOf(&c.Limit), BucketSlot(&c.Limit).Microseconds(), int64(c.Window)
+		limit, slot, lease = burstOf(&c.Limit), BucketSlot(&c.Limit).Microseconds(), int64(c.Window)
 	}
 	return [...]int64{
-		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
-		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, min(c.Unit, mostSum))), ttl,
-		lease, int64(limit),
+		int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, min(c.Unit, mostSum))),
+		lease, slot, int64(limit),
 		int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
 		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), slides, 0,
 	}
@@ -77,7 +77,7 @@ const (
 )
 
 // answerFields is the number of numbers in a script's answer.
-const answerFields = 10
+const answerFields = 9
 
 var errShape = errors.New("the number of integers is not that of a grant")
 
@@ -106,27 +106,30 @@ func grantOf(n *[answerFields]int64) Grant {
 		return Grant{Err: ErrOver}
 	}
 	return Grant{
-		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
-		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Recalling: n[9] == 1,
+		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]),
+		Fence: ratelimit.Fence(n[6]), At: instant(n[7]), Recalling: n[8] == 1,
 	}
 }
 
 // plausible tells whether an answer is possible for a claim.
 func plausible(c *Claim, g *Grant) bool {
 	most := max(0, c.Need, c.Want)
-	if c.Kind != States {
+	if c.Draws() {
 		most = 0
 	}
-	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.Cut > 2*MostBooked || g.At <= 0 || g.Fence < 0 {
+	if g.Granted < 0 || g.Granted > most || g.At <= 0 || g.Fence < 0 {
 		return false
 	}
-	// The total is the stated one plus the grant. Of a bucket it is the lease. Totals beyond the bound are cut.
+	// The total is the stated one plus the grant, and the part of a refund that was cut: then the window has no other
+	// charge. Of a bucket it is the lease.
 	total := max(c.Taken, c.Spent)
 	small := -MostBooked < min(c.Taken, c.Spent) && total < MostBooked && g.Sum < mostSum-MostBooked
 	if c.bucket() {
 		return g.Total >= 0 && g.Total <= max(0, c.Taken)+g.Granted
 	}
-	return c.Kind != States || !small || g.Total == total+g.Cut+g.Granted
+	cut := g.Total - g.Granted - total
+	alone := g.Sum == g.Granted || looksBack(&c.Limit) && g.Sum > g.Granted
+	return c.Draws() || !small || cut == 0 || cut > 0 && alone
 }
 
 func garbage(err error, v any) Grant {

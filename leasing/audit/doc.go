@@ -5,7 +5,7 @@
 // admissions. What is missing shows as unrecorded: at most one lease of each key for a crashed node. Usage beyond the
 // limit is reported by its cause. Late charges are debt, and no fault of a limit. Grants beyond the limit are
 // over-admission, which a rule bounds. Events may arrive in any order and more than once. It cannot see usage outside
-// of all records: admissions that a node could not report, and the credits of leases of silent nodes (reclaim: eager).
+// of all records: admissions that a node could not report, and what a silent node used of tokens that others took back.
 //
 // Start with NewEvent and Replay.
 package audit

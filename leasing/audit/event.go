@@ -49,12 +49,12 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 		Rule: r.Domain + "." + r.Path, Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
 		Algorithm: c.Limit.Algorithm.String(), Fence: g.Fence, Total: g.Total, Granted: g.Granted,
 		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
-		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut,
+		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut(c),
 	}
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		e.Window, e.Ends = c.Window, c.Limit.WindowEnd(c.Window)
 	}
-	if c.Kind == account.Draws {
+	if c.Draws() {
 		e.Kind = unsettled(g.Err)
 		if e.Kind == "" {
 			e.Kind, e.Need = WasDraw, c.Want

@@ -111,50 +111,51 @@ func (h *history) play() {
 				h.may += h.rule.Limit.Requests
 				h.ledger.Evict("k", h.window())
 				if h.IntN(2) == 0 {
-					h.claim(&h.nodes[0], account.States, h.some()) // before the others tell what they have
+					h.claim(&h.nodes[0], h.some()) // before the others tell what they have
 				}
 				for i := range h.nodes {
-					h.claim(&h.nodes[i], account.States, 0)
+					h.claim(&h.nodes[i], 0)
 				}
 			}
 		case 6:
 			if h.IntN(4) == 0 {
 				n.taken = min(n.taken, n.spent)
-				h.claim(n, account.States, 0)
+				h.claim(n, 0)
 				h.left = append(h.left, *n)
 				*n = h.newNode()
 			}
 		default:
-			h.claim(n, account.States, h.some())
+			h.claim(n, h.some())
 		}
 	}
 	for i := range h.nodes {
 		n := &h.nodes[i]
-		h.claim(n, account.States, 0)
+		h.claim(n, 0)
 	}
 }
 
-func (h *history) claim(n *node, kind account.Kind, need tokens) {
+func (h *history) claim(n *node, need tokens) {
 	if h.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease(n, need)
 		return
 	}
 	n.seq++
 	c := account.Claim{
-		Kind: kind, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
+		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
 		Need: need, Want: need,
 	}
 	g := h.settle(c)
-	h.cut += g.Cut
+	cut := g.Cut(&c)
+	h.cut += cut
 	h.truth.Granted += g.Granted
 	h.truth.Charged += max(0, n.spent-max(n.taken, n.booked))
 	n.booked, n.draws = g.Total, g.Sum <= h.rule.Limit.Requests*7/8
-	if h.IntN(6) == 0 && g.Cut == 0 {
+	if h.IntN(6) == 0 && cut == 0 {
 		n.draws = false
 		return // the answer is lost
 	}
-	n.taken += g.Granted + g.Cut + max(0, c.Spent-c.Taken-max(0, g.Sum-c.Limit.Capacity()))
-	n.spent += g.Cut
+	n.taken += g.Granted + cut + max(0, c.Spent-c.Taken-max(0, g.Sum-c.Limit.Capacity()))
+	n.spent += cut
 }
 
 // lease claims of a bucket.
@@ -175,7 +176,7 @@ func (h *history) lease(n *node, need tokens) {
 
 // draw draws while there is plenty. A part beyond the limit goes back with the next claim.
 func (h *history) draw(n *node, want tokens) {
-	c := account.Claim{Kind: account.Draws, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Want: want}
+	c := account.Claim{Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Want: want}
 	g := h.settle(c)
 	owned := g.Owned(want, &c.Limit)
 	h.truth.Granted += owned

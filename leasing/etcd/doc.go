@@ -13,7 +13,7 @@
 //   - The node begins to spend the next window's account d too early.
 //   - A sliding window counts too little of the previous one, by d, and a bucket gains the refill of d, once,
 //     with d below a second.
-//   - An eager lease, or one of a bucket, counts as expired d too early: its holder's usage until then is excess.
+//   - A lease of a bucket, or a node's registration, counts as over d too early: usage until then is excess.
 //   - A young epoch ends d early. It takes two seconds, so keep d well below that.
 //   - A record may be deleted early if d is more than ten minutes (lease.go).
 //

@@ -79,8 +79,8 @@ func record(t *testing.T, s, twin Database) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	c := Claim("k\x01\n", one, 1, 0, 900)
-	if g, err := Settle(t, first, c); err != nil || g.Granted != 900 {
+	c := Claim("k\x01\n", one, 0, 0, 900) // a draw, so that all is in hand
+	if g, err := Settle(t, first, c); err != nil || g.Total != 900 {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	c = Claim(c.Key, one+1<<40, 1, 0, 200)

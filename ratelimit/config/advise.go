@@ -222,7 +222,7 @@ func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
 // withoutEffect is the reason why a rule's own setting has no effect, or "".
 func withoutEffect(field string, s *scope) string {
 	c := &s.coordination
-	if field == "reclaim" && c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
+	if field == "reclaim" && c.Reclaim == ratelimit.ReclaimEager && c.Mode.Spec().Owned {
 		return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 	}
 	return ofOtherMode(field, c.Mode)

@@ -60,8 +60,8 @@ var Effects = []Effect{
 	{
 		Fields:    []string{"reclaim"},
 		Spent:     "stay charged",
-		Leases:    "are reclaimed early only if they were claimed as eager",
-		Meanwhile: "the bound of eager holds: one lease for each silent node",
+		Leases:    "are reclaimed early only if they were claimed under the new rule",
+		Meanwhile: "the bound of reclaimed leases holds: one for each silent node",
 	},
 	{
 		Fields:    []string{"on_store_failure"},

@@ -245,10 +245,9 @@ async function explain() {
         [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, expiry(l.expires_ns), duration(l.heard_ns) + ' ago']]));
     }
     if (r.ledger) {
-      parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
-        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the previous window' : '')));
-      parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires', ''], (r.ledger.holders || []).map((h) =>
-        [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, expiry(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
+      parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '')));
+      parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding'], (r.ledger.holders || []).map((h) =>
+        [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding])));
     }
     if (r.rlqs) parts.push(make('p', 'Assignment of Envoys over RLQS: ' + r.rlqs));
     if (r.envoys_in_all) {

@@ -312,7 +312,7 @@ type Debt struct {
 }
 
 // Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are the tokens
-// that it may spend in the next window, and under reclaim: eager those that it cannot spend any more.
+// that it may spend in the next window, and with reclaim those that it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.buckets {
 		if b.terms.how == granted {
@@ -332,11 +332,10 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 		// A moment after the window's end, which is known to within a little.
 		debts = append(debts, Debt{At: ends.Add(sublease.Slack), ask: b.ask(ratelimit.Spend, crossing)})
 	}
-	// With reclaim: safe the tokens stay charged until the window ends (docs/protocol.md, section
-	// 11). Under eager they are given back, but not before the Envoy's lease has certainly
-	// expired. What comes back with time is not given back (sublease.Refills).
+	// Without reclaim the tokens stay charged until the window ends. With it they are given back, but not before the
+	// Envoy's lease has certainly expired. What comes back with time is not given back (sublease.Refills).
 	give := min(unspent, b.paid.tokens)
-	if give > 0 && b.terms.rule.Coordination.Eager() && !b.refills() && back < ends {
+	if give > 0 && b.terms.rule.Reclaims() && back < ends {
 		v := b.paid.verdict(give)
 		debts = append(debts, Debt{At: back, ask: b.ask(ratelimit.Spend, give), refund: &v})
 	}

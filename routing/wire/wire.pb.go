@@ -607,7 +607,6 @@ type Rule struct {
 	Requests        int64                  `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
 	Burst           int64                  `protobuf:"varint,5,opt,name=burst,proto3" json:"burst,omitempty"`
 	RefundDenied    bool                   `protobuf:"varint,6,opt,name=refund_denied,json=refundDenied,proto3" json:"refund_denied,omitempty"`
-	Eager           bool                   `protobuf:"varint,7,opt,name=eager,proto3" json:"eager,omitempty"`
 	LeaseFixed      int64                  `protobuf:"varint,8,opt,name=lease_fixed,json=leaseFixed,proto3" json:"lease_fixed,omitempty"`
 	Audit           bool                   `protobuf:"varint,12,opt,name=audit,proto3" json:"audit,omitempty"` // its claims are to be audited, under its name
 	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`
@@ -691,13 +690,6 @@ func (x *Rule) GetBurst() int64 {
 func (x *Rule) GetRefundDenied() bool {
 	if x != nil {
 		return x.RefundDenied
-	}
-	return false
-}
-
-func (x *Rule) GetEager() bool {
-	if x != nil {
-		return x.Eager
 	}
 	return false
 }
@@ -1185,7 +1177,7 @@ const file_wire_proto_rawDesc = "" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x12\n" +
 	"\x04void\x18\x04 \x01(\bR\x04void\x12\x15\n" +
-	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xd6\x03\n" +
+	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\x90\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1194,8 +1186,7 @@ const file_wire_proto_rawDesc = "" +
 	"multiplier\x12\x1a\n" +
 	"\brequests\x18\x04 \x01(\x03R\brequests\x12\x14\n" +
 	"\x05burst\x18\x05 \x01(\x03R\x05burst\x12#\n" +
-	"\rrefund_denied\x18\x06 \x01(\bR\frefundDenied\x12\x14\n" +
-	"\x05eager\x18\a \x01(\bR\x05eager\x12\x1f\n" +
+	"\rrefund_denied\x18\x06 \x01(\bR\frefundDenied\x12\x1f\n" +
 	"\vlease_fixed\x18\b \x01(\x03R\n" +
 	"leaseFixed\x12\x14\n" +
 	"\x05audit\x18\f \x01(\bR\x05audit\x12\x12\n" +
@@ -1205,9 +1196,7 @@ const file_wire_proto_rawDesc = "" +
 	"billingDay\x12\x1b\n" +
 	"\ttime_zone\x18\x11 \x01(\tR\btimeZone\x12\x16\n" +
 	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
-	"\x04path\x18\x15 \x01(\tR\x04pathJ\x04\b\t\x10\n" +
-	"J\x04\b\n" +
-	"\x10\vJ\x04\b\v\x10\fJ\x04\b\x0e\x10\x0fJ\x04\b\x12\x10\x13J\x04\b\x13\x10\x14J\x04\b\x16\x10\x17J\x04\b\x17\x10\x18\"\xd1\x02\n" +
+	"\x04path\x18\x15 \x01(\tR\x04path\"\xd1\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -119,7 +119,7 @@ func explainAccount(row rower, a *ratelimit.AccountLook) {
 		if h.Here {
 			where += " (this node)"
 		}
-		row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; %s", where, h.Fence, h.Granted, h.Spent, h.Outstanding, expiry(h.Expires))
+		row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d", where, h.Fence, h.Granted, h.Spent, h.Outstanding)
 	}
 }
 

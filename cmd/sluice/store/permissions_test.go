@@ -91,7 +91,7 @@ func overridden(t *testing.T, s Store) error {
 
 // halfOf is a claim of more than half of a limit of 10: a second holder recalls the first.
 func halfOf(l ratelimit.Limit, h ratelimit.Holder) account.Claim {
-	c := account.Claim{Key: "k", Limit: l, Holder: h, Seq: 1, Need: 6, Want: 6, TTL: time.Second}
+	c := account.Claim{Key: "k", Limit: l, Holder: h, Seq: 1, Need: 6, Want: 6}
 	if l.Algorithm != ratelimit.TokenBucket {
 		c.Window = l.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
 	}
@@ -118,8 +118,8 @@ func tryAll(t *testing.T, s Store) {
 	l, bucket := yearly, yearly
 	bucket.Algorithm, bucket.Burst = ratelimit.TokenBucket, 10
 	third, draw := halfOf(l, 3), halfOf(l, 4)
-	draw.Kind = account.Draws
-	for _, c := range []account.Claim{halfOf(l, 1), halfOf(l, 2), halfOf(bucket, 1), halfOf(bucket, 2), third, draw} {
+	draw.Seq = 0 // in hand, so that a claim recalls it
+	for _, c := range []account.Claim{draw, halfOf(l, 1), halfOf(bucket, 1), halfOf(bucket, 2), third} {
 		settled(t, ledger, c)
 	}
 	answers := make([]account.SlotAnswer, 1)
@@ -128,7 +128,10 @@ func tryAll(t *testing.T, s Store) {
 		check("a slot", answers[0].Err)
 	}
 	check("an override", overridden(t, s))
-	_, err := ledger.Look(ctx, "k", third.Window, &l)
+	check("a registration", ledger.Register(ctx, account.NewHolder()))
+	_, err := ledger.Over(ctx, []ratelimit.Holder{1})
+	check("registrations", err)
+	_, err = ledger.Look(ctx, "k", third.Window, &l)
 	check("a look", err)
 	_, err = ledger.Verify(ctx)
 	check("the epoch", err)

@@ -1,6 +1,8 @@
 package hold
 
 import (
+	"time"
+
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -51,6 +53,9 @@ func (k *Key) Full(now instant, l *ratelimit.Limit) bool {
 		now.Sub(k.LastAnswer) >= max(account.BucketSlot(l), l.Refill(k.Sum))
 }
 
+// lasts is the lifetime of a lease, from the sending of its claim.
+func lasts(l *ratelimit.Limit) time.Duration { return account.BucketSlot(l) * 3 / 4 }
+
 // leased applies the answer to a claim about a bucket. need is the part of the grant for the requests that wait: the
 // ledger counts it as spent. Drift that the level did not cover stays in the share of the node.
 func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
@@ -60,7 +65,7 @@ func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
 	k.carried = min(k.carried+m.Drift(), over)
 	k.Window, k.Taken, k.Spent = account.BucketSlotAt(g.At, &c.Limit), g.Total, k.fresh
 	k.restate = false
-	k.Sum, k.LastAnswer, k.Deadline = g.Sum, a.Now, lasts(m.At, account.BucketSlot(&c.Limit))
+	k.Sum, k.LastAnswer, k.Deadline = g.Sum, a.Now, m.At.Add(lasts(&c.Limit))
 	k.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
 	return need
 }

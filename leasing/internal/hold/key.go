@@ -102,8 +102,8 @@ func (k *Key) Patience(now instant) time.Duration {
 	return Long
 }
 
-// Due tells whether to send a background message, and how long it may wait for others. One that renews an eager lease
-// leaves at once, because its time is short.
+// Due tells whether to send a background message, and how long it may wait for others. A lease that goes back before
+// its end leaves at once, because its time is short.
 func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 	rule := s.Rule
 	switch {
@@ -198,7 +198,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
 	switch {
-	case e.restate, (e.fresh > 0 || e.bucket) && now >= e.Renews(s.Rule):
+	case e.restate, now >= e.Renews(s.Rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
@@ -226,15 +226,10 @@ func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
 	return e.bucket && e.fillsSlots(limit) && now >= e.Deadline.Add(-2*Batch)
 }
 
-// Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
-// ledger credits unreported tokens. A bucket's lease goes back before its end, if its tokens take long to refill.
-// Never, for other leases.
+// Renews is the time at which the lease of a bucket goes back before its end: if its tokens take long to refill.
+// Otherwise it is Never.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
-	switch {
-	case p.Deadline == Never:
-	case p.eager:
-		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
-	case p.bucket && rule.Limit.Refill(p.Unspent()) > slow:
+	if p.bucket && p.Deadline != Never && rule.Limit.Refill(p.Unspent()) > slow {
 		return p.Deadline.Add(-2 * Batch)
 	}
 	return Never
@@ -289,8 +284,8 @@ func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
 	}
 	e.Granted = e.Waiting
 	covered := min(vain, e.Drift())
-	claimed := e.Deadline.Sub(lasts(0, account.BucketSlot(l)))
-	refilled := float64(now.Sub(instant(claimed))) / float64(l.Period()) * float64(l.Requests)
+	claimed := e.Deadline.Add(-lasts(l))
+	refilled := float64(now.Sub(claimed)) / float64(l.Period()) * float64(l.Requests)
 	if l.Refill(1) >= slowRefill {
 		refilled -= littleRefill
 	}
@@ -332,14 +327,17 @@ func (e Entry) Forgive() {
 	e.Charged = 0
 }
 
+// Freed ends refusals: others gave tokens back.
+func (e Entry) Freed() { e.refusals = refusals{} }
+
 // Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
 // of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
 	return !e.bucket && e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
-// Learned applies an answer that counts (Apply) to the node's own refusals.
-func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
+// Judged applies an answer that counts (Apply) to the node's own refusals.
+func (e Entry) Judged(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.
 	switch {
@@ -356,9 +354,9 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	e.until, e.again, e.renewFrom = 0, 0, max(e.renewFrom, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not show the tokens in hand of others.
-	e.others = m.Claim.Kind != account.Draws && short && elsewhere > 0
+	e.others = !m.Claim.Draws() && short && elsewhere > 0
 	nothing := elsewhere == 0 && (short || free <= 0)
-	if m.Claim.Kind == account.Draws || !nothing && !refusing && (!short || g.Recalling) {
+	if m.Claim.Draws() || !nothing && !refusing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
 		}

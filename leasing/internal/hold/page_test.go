@@ -32,14 +32,14 @@ func TestPageConstants(t *testing.T) {
 	count := func(n int) []string { return []string{fmt.Sprint(n)} }
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}
 	rule := &ratelimit.Rule{Limit: limit, Coordination: ratelimit.DefaultCoordination()}
-	const ttl = 400 * time.Millisecond
+	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 1}
 	page.Constants([]string{"hold"}, map[string][]string{
 		"hold.mayDraw": eighths(t, func(sum tokens) bool {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
 			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &account.Claim{Limit: limit})
 		}),
 		"hold.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
-		"hold.lasts":          {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
+		"hold.lasts":          {fmt.Sprintf("%d/4", 4*lasts(&bucket)/account.BucketSlot(&bucket))},
 		"hold.soon":           of(soon),
 		"hold.slow":           of(slow),
 		"hold.paced":          of(paced),

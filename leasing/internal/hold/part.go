@@ -1,8 +1,6 @@
 package hold
 
 import (
-	"time"
-
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -26,7 +24,8 @@ type Part struct {
 	booked       tokens // this node's total of a window at the ledger, by the last answer
 	fresh        tokens // spent since the last claim was written: the ledger counts them as in hand
 	Sum          tokens // total of all nodes, by the last answer
-	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
+	// Deadline is the end of the tokens in hand: of a bucket's lease, or of the node's registration if a window's end
+	// with that. Never: they last until the window ends. 0: there is no account yet.
 	Deadline   instant
 	LastAnswer instant // time of the last answer about this account; 0: never
 	inFlight   uint32  // the number of the message in flight; 0: there is none
@@ -35,7 +34,6 @@ type Part struct {
 
 type flags struct {
 	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
-	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
 	full    bool // by the last answer, nothing was free or in hand
 	bucket  bool // the account is a token bucket's
 }
@@ -60,8 +58,6 @@ type Asking struct {
 	Now   instant
 	Epoch ratelimit.Epoch // 0: unknown
 	Young bool            // the ledger may lack totals: it grants nothing
-	Eager bool            // the ledger credits the leases of silent nodes
-	TTL   time.Duration   // of an eager lease; 0: leases have no end
 }
 
 // InHand is the number of tokens to spend without a claim.
@@ -101,13 +97,11 @@ func (p *Part) untold() tokens {
 	return max(p.Taken, p.Spent) - p.booked
 }
 
-// Owes tells whether the ledger lacks usage of this node: of an eager lease it credits that.
-func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.fresh > 0 }
-
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
-// total. A claim is needed if the ledger must judge the message, or may credit it.
+// total. A claim is needed if the ledger must judge the message, or if others may reclaim the tokens: a draw tells
+// nothing of what is spent.
 func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
-	return q.Epoch.ID != 0 && !q.Young && !q.Eager && !p.restate && !p.eager && p.Taken == p.booked && p.draws(&c.Limit)
+	return q.Epoch.ID != 0 && !q.Young && !p.restate && p.Deadline == Never && p.Taken == p.booked && p.draws(&c.Limit)
 }
 
 // draws tells whether there is plenty, by the last answer.
@@ -126,7 +120,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	case p.bucket:
 		p.stateLease(&c, q)
 	case p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit:
-		c.Kind, c.Window, c.Need, c.Want = account.Draws, p.Window, 0, n
+		c.Seq, c.Window, c.Need, c.Want = 0, p.Window, 0, n
 	default:
 		p.state(&c, q)
 	}
@@ -142,18 +136,13 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 	p.fresh = 0
 	c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent
-	// The ledger may settle it, and its answer may be lost: from now on, the lease can end by the new TTL, for any
-	// earlier agreement.
-	if q.TTL > 0 {
-		c.TTL = q.TTL
-		p.eager = p.eager || q.Eager
-		p.Deadline = min(p.Deadline, lasts(q.Now, q.TTL))
-	}
 }
 
-// lasts is the lifetime of the tokens in hand: three quarters of the TTL, from the sending of the claim. So the
-// ledger never credits tokens that are still spent.
-func lasts(sent instant, ttl time.Duration) instant { return sent.Add(ttl - ttl/4) }
+// Lapse drops the tokens in hand, and the answer to the message in flight: others may have reclaimed them.
+func (p *Part) Lapse() {
+	p.Taken = min(p.Taken, p.Spent)
+	p.inFlight, p.restate = 0, true
+}
 
 // Lost notes that the message in flight has no answer.
 func (p *Part) Lost(m *Message) {
@@ -180,7 +169,7 @@ func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	if !p.accepts(m, g, a) {
 		return false
 	}
-	if m.Claim.Kind == account.Draws {
+	if m.Claim.Draws() {
 		return p.drew(m, g, a)
 	}
 	p.claimed(m, g, a)
@@ -188,14 +177,14 @@ func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 }
 
 // accepts ends a message. A ledger in another epoch lacks totals, and so does one whose epoch is young: it books what
-// was stated, and its answer gives nothing.
+// was stated, and its answer gives nothing. Nor does one to a node whose registration may be over.
 func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	if !p.Awaits(m) {
 		return false
 	}
 	p.inFlight = 0
-	stated := m.Claim.Kind == account.States
-	counts := g.Err == nil && (a.Epoch.ID == m.epoch || m.epoch == 0 && stated)
+	stated := !m.Claim.Draws()
+	counts := g.Err == nil && (a.Epoch.ID == m.epoch || m.epoch == 0 && stated) && (p.bucket || a.Now < p.Deadline)
 	young := counts && a.Epoch.Young(g.At)
 	if counts && !young {
 		return true
@@ -227,19 +216,11 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 
 func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	c := &m.Claim
-	// An answer after the deadline renews nothing.
-	if a.Now >= p.Deadline {
-		p.Taken = min(p.Taken, p.Spent)
-	}
-	over := max(0, g.Sum-c.Limit.Capacity())
-	p.Taken += g.Granted + g.Cut
-	p.Spent += g.Cut
+	over, cut := max(0, g.Sum-c.Limit.Capacity()), g.Cut(c)
+	p.Taken += g.Granted + cut
+	p.Spent += cut
 	p.Taken += max(0, m.Drift()-over) // only tokens within the limit confirm drift
-	p.restate, p.eager = false, c.Eager()
-	p.Deadline = Never
-	if c.Eager() {
-		p.Deadline = lasts(m.At, c.TTL)
-	}
+	p.restate = false
 	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
 	p.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
 }

@@ -51,17 +51,17 @@ func (s *scene) has(taken, spent, hand tokens) {
 	}
 }
 
-func (s *scene) kind(want account.Kind) {
+func (s *scene) draws(want bool) {
 	s.Helper()
-	if got := s.says(1, 1).Kind; got != want {
-		s.Fatalf("kind %d, want %d", got, want)
+	if c := s.says(1, 1); c.Draws() != want {
+		s.Fatalf("%+v; want a draw: %v", c, want)
 	}
 	s.Lost(&s.last)
 }
 
 func TestSpecDraws(t *testing.T) {
 	s := newScene(t, 100)
-	if c := s.says(1, 20); c.Kind != account.Draws || c.Want != 20 || c.Window != 7 {
+	if c := s.says(1, 20); !c.Draws() || c.Want != 20 || c.Window != 7 {
 		t.Fatalf("%+v", c)
 	}
 	if !s.hears(account.Grant{Total: 20, Sum: 90}) {
@@ -71,15 +71,15 @@ func TestSpecDraws(t *testing.T) {
 		t.Fatal("it counts twice")
 	}
 	s.has(20, 0, 20)
-	s.kind(account.States) // 90 of 100 are more than seven eighths
+	s.draws(false) // 90 of 100 are more than seven eighths
 	s = newScene(t, 100)
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 110})
 	s.has(10, 0, 10) // of 91 to 110 it owns those up to 100
-	if c := s.says(1, 1); c.Kind != account.States || c.Taken != 10 {
+	if c := s.says(1, 1); c.Draws() || c.Taken != 10 {
 		t.Fatalf("what lay beyond is not given back: %+v", c)
 	}
-	s.hears(account.Grant{Total: 11, Sum: 101, Granted: 0})
+	s.hears(account.Grant{Total: 10, Sum: 101, Granted: 0})
 	s.has(10, 0, 10)
 }
 
@@ -88,7 +88,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	for name, change := range map[string]func(s *scene){
 		"no epoch is known":             func(s *scene) { s.q.Epoch = ratelimit.Epoch{} },
 		"the ledger may have lost data": func(s *scene) { s.q.Young = true },
-		"the rule is eager":             func(s *scene) { s.q.Eager, s.q.TTL = true, time.Second },
+		"its lease may be reclaimed":    func(s *scene) { s.Part.Deadline = s.q.Now.Add(time.Hour) },
 		"a message was not answered":    func(s *scene) { s.says(1, 1); s.Lost(&s.last) },
 		"a refund is to be told":        func(s *scene) { s.Refund(3) },
 		"tokens are to be given back":   func(s *scene) { s.GiveBack(0) },
@@ -96,22 +96,21 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 			s.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
 			s.bucket = true
 		},
-		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
-		"more than any limit is needed":                   func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
-		"a claim was eager, and the rule is not any more": func(s *scene) { s.eager = true },
+		"others took nearly all":        func(s *scene) { s.Sum = 89 },
+		"more than any limit is needed": func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t, 100)
 			s.says(1, 20)
 			s.hears(account.Grant{Total: 20, Sum: 20})
 			change(s)
-			s.kind(account.States)
+			s.draws(false)
 		})
 	}
 	s := newScene(t, 100)
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 20})
-	s.kind(account.Draws)
+	s.draws(true)
 }
 
 // A bucket with a debt of centuries is kept by its node, and refuses for that long.
@@ -143,7 +142,7 @@ func TestSpecNoAnswer(t *testing.T) {
 				t.Error("it counts")
 			}
 			s.has(20, 0, 20)
-			if c := s.says(1, 1); c.Kind != account.States || c.Taken != 20 {
+			if c := s.says(1, 1); c.Draws() || c.Taken != 20 {
 				t.Errorf("%+v", c)
 			}
 		})
@@ -179,36 +178,38 @@ func TestSpecNoAnswer(t *testing.T) {
 	})
 }
 
-// The answer to the first eager claim is lost: what was in hand ends all the same, for the ledger may credit it.
-func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
+// What lapses is gone, and so is the answer to a claim of before: others may have reclaimed it.
+func TestSpecLapse(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 60)
 	s.hears(account.Grant{Total: 60, Sum: 60})
-	s.q.Eager, s.q.TTL = true, time.Second
-	s.says(1, 1)
-	s.Lost(&s.last)
-	s.q.Now = s.q.Now.Add(750 * time.Millisecond)
-	s.has(60, 0, 0)
-	if c := s.says(1, 1); c.Taken != 0 {
-		t.Errorf("it claims %d as its own", c.Taken)
-	}
-	s.Lost(&s.last)
 	s.Spent = 3
-	if c := s.says(1, 1); c.Taken != 0 || c.Spent != 3 {
-		t.Errorf("it claims %d of the %d that it has spent", c.Taken, c.Spent)
+	s.says(1, 1)
+	s.Lapse()
+	s.has(3, 3, 0)
+	if s.hears(account.Grant{Granted: 1, Total: 61, Sum: 61}) {
+		t.Error("the answer to a claim of before the lapse counts")
+	}
+	s.has(3, 3, 0)
+	if c := s.says(1, 1); c.Draws() || c.Taken != 3 || c.Spent != 3 {
+		t.Errorf("it says %+v", c)
 	}
 }
 
 func TestSpecAnswerAfterTheDeadline(t *testing.T) {
 	s := newScene(t, 100)
-	s.q.Eager, s.q.TTL = true, time.Second
+	s.Part.Deadline = s.q.Now.Add(750 * time.Millisecond)
 	s.says(1, 60)
 	s.hears(account.Grant{Granted: 60, Total: 60, Sum: 60})
 	s.has(60, 0, 60)
 	s.says(1, 1)
-	s.hearsLater(account.Grant{Granted: 1, Total: 61, Sum: 61}, 760*time.Millisecond)
-	// What was in hand is gone; what is new has ended by now, too.
-	s.has(1, 0, 0)
+	if s.hearsLater(account.Grant{Granted: 1, Total: 61, Sum: 61}, 760*time.Millisecond) {
+		t.Error("it counts")
+	}
+	s.has(60, 0, 0)
+	if c := s.says(1, 1); c.Taken != 0 {
+		t.Errorf("it claims %d as its own", c.Taken)
+	}
 }
 
 // A charge beyond the tokens in hand is reported whole; tokens of the limit confirm it as far as possible.
@@ -217,14 +218,14 @@ func TestSpecChargesBeyondTheLimit(t *testing.T) {
 	s.says(1, 10)
 	s.hears(account.Grant{Total: 10, Sum: 60})
 	s.Spent += 150
-	if c := s.says(0, 0); c.Kind != account.Draws || c.Want != 140 {
+	if c := s.says(0, 0); !c.Draws() || c.Want != 140 {
 		t.Fatalf("%+v", c)
 	}
 	s.hears(account.Grant{Total: 150, Sum: 200})
 	if s.Taken != 50 || s.Drift() != 100 {
 		t.Errorf("taken %d, drift %d", s.Taken, s.Drift())
 	}
-	if c := s.says(0, 0); c.Kind != account.States || c.Spent != 150 {
+	if c := s.says(0, 0); c.Draws() || c.Spent != 150 {
 		t.Errorf("%+v", c)
 	}
 	s.hears(account.Grant{Total: 150, Sum: 200})

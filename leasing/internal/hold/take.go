@@ -194,7 +194,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 // need no recall for them. Then no report is needed, because the ledger counts them as taken.
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
-	return e.Deadline == Never && !e.eager && !e.bucket &&
+	return e.Deadline == Never && !e.bucket &&
 		e.LastAnswer != 0 && now >= e.scarce && now >= e.until &&
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }

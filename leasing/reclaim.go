@@ -1,0 +1,253 @@
+package leasing
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Crash reclaim. Leases of keys whose rules reclaim end with their node's registration: others take them back when that
+// is over. For that, a holder's name says that it lapses (ratelimit.Holder), and nothing else differs at the ledger.
+//
+// Guarantee: a node never spends a lease that others may have taken back, unless it stands still in the middle of a
+// decision, or the store lost its last registrations. What it spent after its last claim is then granted once more.
+
+// reclaimer is a ledger with registrations. [account.Redis] is one.
+type reclaimer interface {
+	account.Ledger
+	account.Registrations
+	books
+}
+
+// reclaim is this node's registration, and its accounts in which others may have ended.
+type reclaim struct {
+	// ends is the instant from which the registration may be over, by this node's clock.
+	ends   atomic.Int64
+	wanted chan struct{} // has an element if a key needs a registration
+	needed atomic.Bool   // a key has needed one
+
+	// Of the goroutine that registers.
+	asked      instant // of the last attempt; 0: there was none
+	recoveries uint64  // new lives of the ledger, at that time
+
+	mu    sync.Mutex
+	short map[string]shortage // guarded by mu; by account
+}
+
+// shortage is an account in which this node got less than it wanted, while others have tokens in hand.
+type shortage struct {
+	rule  *ratelimit.Rule
+	claim account.Claim // the key, the window and the limit
+}
+
+const (
+	// unregistered is the end of a registration that there is not.
+	unregistered = 1
+	// registered is the time for which a node counts on its registration, from when it sent it. It renews it each
+	// renewEvery, so that a store that lost the last renewal still has an earlier one.
+	registered = ratelimit.RegisteredFor * 3 / 4
+	renewEvery = ratelimit.RegisteredFor / 4
+	// registerAgain is the least time between two attempts.
+	registerAgain = 50 * time.Millisecond
+	// mostShort bounds the accounts that are looked at in a beat.
+	mostShort = 64
+)
+
+func (r *reclaim) open() {
+	r.ends.Store(unregistered)
+	r.wanted, r.short = make(chan struct{}, 1), map[string]shortage{}
+}
+
+// lapses tells whether the leases of a key end with this node's registration.
+func (k *key) lapses() bool { return ratelimit.Holder(k.as).Lapses() }
+
+// nameOf is a number of this node's names as one for a rule.
+func nameOf(r *ratelimit.Rule, n uint64) uint32 {
+	name := ratelimit.Holder(n % ratelimit.NamesOfANode)
+	if r.Reclaims() {
+		name = name.Lapsing()
+	}
+	return uint32(name)
+}
+
+// certainLocked tells whether a key may be decided by the ledger: one that lapses only while this node is registered.
+func (f *Fleet) certainLocked(now instant, k entry) bool {
+	if !k.cell.Val.lapses() || f.Registered(now) {
+		return true
+	}
+	f.reclaim.needed.Store(true)
+	select {
+	case f.reclaim.wanted <- struct{}{}:
+	default:
+	}
+	return false
+}
+
+// Registered tells whether this node is certainly registered.
+func (f *Fleet) Registered(now instant) bool { return now < instant(f.reclaim.ends.Load()) }
+
+// RegisterDue tells whether to register this node now, and drops the leases of a registration that may be over.
+// RegisterAnswered takes the answer. One goroutine calls both.
+func (f *Fleet) RegisterDue(now instant) bool {
+	r := &f.reclaim
+	ends := instant(r.ends.Load())
+	if ends != unregistered && now >= ends {
+		f.lapse()
+		ends = unregistered
+	}
+	if !r.needed.Load() || r.asked != 0 && now.Sub(r.asked) < registerAgain {
+		return false
+	}
+	// After a loss, the store may have an older registration.
+	due := ends == unregistered || now.Sub(r.asked) >= renewEvery || r.recoveries != f.Recoveries()
+	if due {
+		r.asked, r.recoveries = now, f.Recoveries()
+	}
+	return due
+}
+
+// RegisterAnswered takes the answer to a registration. One that was sent before a lapse counts for later claims.
+func (f *Fleet) RegisterAnswered(sent instant, err error) {
+	now := f.clock()
+	if ends := instant(f.reclaim.ends.Load()); ends != unregistered && now >= ends {
+		f.lapse()
+	}
+	if err == nil && now < sent.Add(registered) {
+		f.reclaim.ends.Store(int64(sent.Add(registered)))
+	}
+}
+
+// lapse drops the leases that end with the registration, and answers to claims of before.
+func (f *Fleet) lapse() {
+	f.reclaim.ends.Store(unregistered)
+	f.any(func(k *entry) bool {
+		if k.cell.Val.lapses() {
+			k.Lapse()
+		}
+		return false
+	})
+}
+
+// noteShort notes that a claim brought less than it wanted, while others have tokens in hand: before requests are
+// refused, because refusals can charge what is left.
+func (f *Fleet) noteShort(r *ratelimit.Rule, c *account.Claim) {
+	if r.Reclaims() {
+		f.note(shortage{r, account.Claim{Key: c.Key, Window: c.Window, Limit: c.Limit}})
+	}
+}
+
+func (f *Fleet) note(s shortage) {
+	f.reclaim.mu.Lock()
+	defer f.reclaim.mu.Unlock()
+	for name := range f.reclaim.short {
+		if len(f.reclaim.short) < mostShort {
+			break
+		}
+		delete(f.reclaim.short, name) // any: it is noted again
+	}
+	f.reclaim.short[s.claim.Key] = s
+}
+
+// takeShort returns the accounts to look at, once. While an epoch is young, totals are stated again, and there is none.
+func (f *Fleet) takeShort(now instant) (all []shortage) {
+	f.reclaim.mu.Lock()
+	defer f.reclaim.mu.Unlock()
+	for name, s := range f.reclaim.short {
+		if _, young := f.laneOf(name).young(now); !young {
+			all = append(all, s)
+			delete(f.reclaim.short, name)
+		}
+	}
+	return all
+}
+
+// looked notes the result of a look at an account: it was closed for some of the nodes with tokens in hand. Those that
+// are left may end later. After a close, requests ask the ledger again.
+func (f *Fleet) looked(s shortage, nodes, closed int) {
+	if nodes > closed {
+		f.note(s)
+	}
+	name := []byte(s.claim.Key)
+	if !f.RawNames {
+		name, _ = KeyOfName(s.claim.Key)
+	}
+	if closed > 0 {
+		f.visit(f.clock(), name, func(k entry) { k.Freed() })
+	}
+}
+
+// registers keeps this node registered until ctx is done, once a key needs it.
+func (f *Fleet) registers(ctx context.Context, s reclaimer) {
+	tick := time.NewTicker(SweepEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		case <-f.reclaim.wanted:
+		}
+		sent := f.clock()
+		if !f.RegisterDue(sent) {
+			continue
+		}
+		bounded, cancel := context.WithTimeout(ctx, TimeLimit)
+		err := s.Register(bounded, f.name)
+		cancel()
+		f.RegisterAnswered(sent, err)
+		if err != nil && ctx.Err() == nil {
+			f.OnFailure(err)
+		}
+	}
+}
+
+// reclaims takes back what ended nodes have in hand of accounts that are short, until ctx is done.
+func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
+	tick := time.NewTicker(greetEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, of := range f.takeShort(f.clock()) {
+			if err := f.takeBack(ctx, s, of); err != nil && ctx.Err() == nil {
+				f.OnFailure(err)
+			}
+		}
+	}
+}
+
+// takeBack takes back what ended nodes have in hand of an account. It reads its holders before their registrations: one
+// that registers in between has claimed nothing since.
+func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) error {
+	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
+	defer cancel()
+	is, err := s.Look(ctx, of.claim.Key, of.claim.Window, &of.rule.Limit)
+	if err != nil || is == nil {
+		return err
+	}
+	nodes := account.Lapsing(is.Holders, f.name)
+	if len(nodes) == 0 {
+		return nil
+	}
+	over, err := s.Over(ctx, nodes)
+	if err != nil {
+		return err
+	}
+	closes := account.Closes(of.claim, is.Holders, over)
+	defer f.looked(of, len(nodes), len(over))
+	if len(closes) == 0 {
+		return nil
+	}
+	grants := make([]account.Grant, len(closes))
+	_, _, err = s.Settle(ctx, closes, grants)
+	for i := range closes {
+		f.audit(of.rule, &closes[i], &grants[i])
+	}
+	return err
+}
