@@ -31,10 +31,10 @@ type call struct {
 type waiter struct {
 	ask     *ask
 	verdict *verdict
-	flight  *flight // it waits for this one; nil: none yet
-	booking bool    // the verdict is final, and waits to be booked
-	with    bool    // the flight includes its need: it joined before the message was written
-	replied instant // when the ledger answered it first, perhaps in an earlier window; 0: it has not
+	flight  *flight     // it waits for this one; nil: none yet
+	with    *keyMessage // of that flight, if it includes its need; nil: it does not
+	booking bool        // the verdict is final, and waits to be booked
+	replied instant     // when the ledger answered it first, perhaps in an earlier window; 0: it has not
 	done    bool
 	waits   tokens // its part of the key's Waiting
 }
@@ -139,7 +139,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		return
 	}
 	var reply hold.Reply
-	if fl := w.flight; w.with && fl.err == nil {
+	if fl := w.with; fl != nil && fl.err == nil {
 		if w.replied == 0 {
 			w.replied = now
 		}
@@ -160,7 +160,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		return
 	}
 	if w.decided(k); next == hold.Booked {
-		w.booking, w.with = true, false
+		w.booking, w.with = true, nil
 		w.waitsLocked(now, k, 0)
 		c.bookedLocked(now, k, w)
 		return
@@ -228,23 +228,23 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 // askLocked sends a claim for a waiter's need, or fails the waiter.
 func (c *call) askLocked(now instant, k entry, w *waiter) {
 	switch {
-	case w.with && w.flight.err != nil && !retried(w.flight.err):
-		c.failLocked(now, w, &k, reason(w.flight.err))
+	case w.with != nil && w.with.err != nil && !retried(w.with.err):
+		c.failLocked(now, w, &k, reason(w.with.err))
 		return
-	case w.with && errors.Is(w.flight.err, account.ErrOver):
-		w.flight, w.with = c.rest(time.Millisecond), false // read the current window again, without a loop of claims
+	case w.with != nil && errors.Is(w.with.err, account.ErrOver):
+		w.flight, w.with = c.rest(time.Millisecond), nil // read the current window again, without a loop of claims
 		return
-	case w.with && w.flight.recalling:
+	case w.with != nil && w.with.recalling:
 		// Others were recalled: their answers take about a round trip.
-		w.flight, w.with = c.rest(recallPause), false
+		w.flight, w.with = c.rest(recallPause), nil
 		return
 	}
-	fl, why := c.joinLocked(k)
-	if fl == nil {
+	m, why := c.joinLocked(k)
+	if m == nil {
 		c.failLocked(now, w, &k, why)
 		return
 	}
-	w.flight, w.with = fl, !fl.written
+	w.join(m)
 	w.waitsLocked(now, k, w.ask.Cost)
 }
 
@@ -261,22 +261,30 @@ func retried(err error) bool {
 func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 	// In a young epoch, sweeps state all that there is.
 	_, young := c.lane(k).young(now)
-	if young || w.with && w.flight.err == nil || !k.Unreported() && !k.InFlight() {
+	if young || w.with != nil && w.with.err == nil || !k.Unreported() && !k.InFlight() {
 		w.finish(now, k)
 		return
 	}
-	fl, why := c.joinLocked(k)
-	if fl == nil { // it is reported when the store is back
+	m, why := c.joinLocked(k)
+	if m == nil { // it is reported when the store is back
 		c.chargeAlone(now, w.ask, why)
 		w.finish(now, k)
 		return
 	}
-	w.flight, w.with = fl, !fl.written
+	w.join(m)
+}
+
+// join lets a waiter wait for a message. If that is not yet written, it will include the waiter's need.
+func (w *waiter) join(m *keyMessage) {
+	w.flight, w.with = &m.flight, nil
+	if !m.written {
+		w.with = m
+	}
 }
 
 // uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
 func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
-	w.with = false
+	w.with = nil
 	_, is := c.lane(k).read()
 	if there.At != 0 || is.first && c.clock().Sub(is.asked) < firstPause {
 		w.flight = c.rest(time.Millisecond)
@@ -328,7 +336,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 // driftCheckedLocked decides an ask after its rule's check_timeout.
 func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
 	const cautious = true
-	if w.flight != nil && w.flight.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
+	if w.with != nil && w.with.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
 		w.decided(k)
 		w.finish(now, k)

@@ -128,7 +128,7 @@ func (f *Fleet) openLanes() {
 		f.lanes = make([]lane, p.Partitions())
 	}
 	for i := range f.lanes {
-		f.lanes[i].queue = make(chan *flight, queueSize/len(f.lanes))
+		f.lanes[i].queue = make(chan message, queueSize/len(f.lanes))
 		f.lanes[i].pace = make(chan struct{}, 1)
 	}
 }

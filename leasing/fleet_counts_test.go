@@ -60,7 +60,7 @@ func TestLateReportWithoutRoom(t *testing.T) {
 		w := k.Window
 		k.Refund(1) // which the ledger, that has 5, lacks when the window ends
 		l := &s.nodes[0].lanes[0]
-		l.later = make([]*flight, queueSize)
+		l.later = make([]message, queueSize)
 		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) + time.Second)
 		s.nodes[0].Sweep(s.now)
 		s.goOn(room)

@@ -31,9 +31,9 @@ func TestDebtIsForgotten(t *testing.T) {
 func TestLateReportsAreBounded(t *testing.T) {
 	s := newStage(t, 1, 100, 10, nil)
 	f := s.nodes[0].Fleet
-	reports := make([]*flight, mostLate+7)
+	reports := make([]*lateReport, mostLate+7)
 	for i := range reports {
-		reports[i] = &flight{late: &lateReport{tries: lateTries - 1, until: hold.Never}, done: make(chan struct{})}
+		reports[i] = &lateReport{tries: lateTries - 1, until: hold.Never}
 		f.retryLate(reports[i])
 	}
 	if kept, lost := f.stats.late.Load(), f.stats.unreported.Load(); kept != mostLate || lost != 7 {

@@ -126,11 +126,11 @@ func TestPartsOfACluster(t *testing.T) {
 		both("a claim")
 		var sent instant
 		c.until("no claim is answered in time", func() bool {
-			claim, greeting := &flight{done: make(chan struct{})}, &flight{greet: true, done: make(chan struct{})}
+			claim, greets := &keyMessage{flight: newFlight()}, &greeting{flight: newFlight()}
 			claim.shard, claim.id, _ = f.find([]byte(key))
 			claim.shard.mu.Unlock()
 			sent = c.clock()
-			f.settle(mixed, []*flight{claim, greeting})
+			f.settle(mixed, []message{claim, greets})
 			return claim.err == nil
 		})
 		if clock := f.lanes[mixed].time(); clock.At < sent {

@@ -1,76 +1,24 @@
 package leasing
 
 import (
-	"errors"
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
-	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
-)
-
-// flight is a message, sent or to be sent, with its waiting requests.
-type flight struct {
-	id    keytable.ID
-	shard *shard // nil: no key
-	// late is the last report on an account whose window is over; nil: the message is about the key.
-	late       *lateReport
-	greet      bool // it asks only for the time
-	background bool // guarded by shard.mu: it waits for others to share a round trip
-	written    bool // guarded by shard.mu: it can take no more requests
-	again      bool // guarded by shard.mu: the key was recalled since it was written
-	statement
-	done    chan struct{}
-	outcome // read after done
-}
-
-// statement is the message of a flight, when it is written.
-type statement struct {
-	rule    *ratelimit.Rule // under which it was written
-	message hold.Message
-	beyond  hold.Beyond // usage that the message reports
-}
-
-// outcome is the result of a flight.
-type outcome struct {
-	err       error  // nil: the answer counts, and the node's totals in the message are booked
-	granted   bool   // it brought tokens
-	refused   bool   // the ledger has less than the need, and others have no tokens in hand
-	recalling bool   // others have tokens in hand, and were recalled
-	most      tokens // free tokens if all others gave back theirs
-}
-
-func newFlight(k entry) *flight {
-	return &flight{id: k.id(), shard: k.shard, done: make(chan struct{})}
-}
-
-func (fl *flight) ended() bool {
-	select {
-	case <-fl.done:
-		return true
-	default:
-		return false
-	}
-}
-
-var (
-	errNoAnswer = errors.New("the answer is not valid for this claim")
-	errBreaker  = errors.New("the store does not answer: the breaker is open")
 )
 
 // lane sends messages to one part of the ledger. It has the part's queue, breaker, clock and epoch.
 type lane struct {
-	queue chan *flight // a nil flight only starts a batch
+	queue chan message // nil only starts a batch
 
 	mu sync.Mutex
 	gathering
 	clock hold.LedgerClock // guarded by mu
 	epochs
-	breaker  Breaker // guarded by mu
-	greeting *flight // guarded by mu: a message without a claim, for a first answer
-	answered instant // guarded by mu
+	breaker  Breaker   // guarded by mu
+	greeting *greeting // guarded by mu; nil: there is none
+	answered instant   // guarded by mu
 
 	pace chan struct{} // has one element while a sender collects a batch
 	left instant       // of that sender: time of the last batch
@@ -99,7 +47,7 @@ func (e *epochs) had(stated uint8) bool { return e.life-stated <= e.life-e.began
 
 // gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
 type gathering struct {
-	later  []*flight // Invariant: at most queueSize
+	later  []message // Invariant: at most queueSize
 	latest instant   // latest time to leave
 }
 
@@ -157,32 +105,32 @@ func (f *Fleet) lane(k entry) *lane {
 	return f.laneOf(f.keyName(k.key()))
 }
 
-// joinLocked returns the key's flight, or a new one. If its message is not yet written, it leaves at once. nil: no
+// joinLocked returns the key's message, or a new one. If it is not yet written, it leaves at once. nil: no
 // message can be sent, for the reason.
-func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
+func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	l := f.lane(k)
-	// A key has one message in flight: later requests look again when it has ended.
-	if fl := k.use.flight; fl != nil {
-		if fl.background && !fl.written && l.send(fl) {
-			fl.background = false
+	// A key has one message in flight: later requests look again when it is answered.
+	if m := k.use.flight; m != nil {
+		if m.background && !m.written && l.send(m) {
+			m.background = false
 		}
-		return fl, 0
+		return m, 0
 	}
 	if l.refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
-	fl := newFlight(k)
-	if !l.send(fl) {
+	m := newKeyMessage(k)
+	if !l.send(m) {
 		return nil, ratelimit.FallbackQueueFull
 	}
-	k.use.flight = fl
-	return fl, 0
+	k.use.flight = m
+	return m, 0
 }
 
-// send puts a flight into the next batch, if there is room.
-func (l *lane) send(fl *flight) bool {
+// send puts a message into the next batch, if there is room.
+func (l *lane) send(m message) bool {
 	select {
-	case l.queue <- fl:
+	case l.queue <- m:
 		return true
 	default:
 		return false
@@ -191,10 +139,13 @@ func (l *lane) send(fl *flight) bool {
 
 // launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.
 func (f *Fleet) launchLocked(k entry, wait time.Duration) {
-	if k.use.flight == nil {
-		fl := newFlight(k)
-		fl.background = true
-		k.use.flight = f.sendLater(f.lane(k), fl, wait)
+	if k.use.flight != nil {
+		return
+	}
+	m := newKeyMessage(k)
+	m.background = true
+	if f.sendLater(f.lane(k), m, wait) {
+		k.use.flight = m
 	}
 }
 
@@ -223,15 +174,15 @@ func (f *Fleet) timeLocked(now instant, k entry) {
 	})
 }
 
-// sendLater adds a flight to the background messages; nil: there is no room, or the store is dead.
-func (f *Fleet) sendLater(l *lane, fl *flight, wait time.Duration) *flight {
+// sendLater adds a message to the background messages; false: there is no room, or the store is dead.
+func (f *Fleet) sendLater(l *lane, m message, wait time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := f.clock()
 	if len(l.later) >= queueSize || l.breaker.Refuses(now) {
-		return nil
+		return false
 	}
-	l.later = append(l.later, fl)
+	l.later = append(l.later, m)
 	switch at := now.Add(wait); {
 	case len(l.later) == batchSize:
 		l.send(nil)
@@ -239,7 +190,7 @@ func (f *Fleet) sendLater(l *lane, fl *flight, wait time.Duration) *flight {
 		l.latest = at
 		f.after(wait, func() { l.flush(at) })
 	}
-	return fl
+	return true
 }
 
 // flush sends the background messages at their latest time. If they left earlier, their time is void.
@@ -251,31 +202,31 @@ func (l *lane) flush(at instant) {
 	}
 }
 
-// take collects a batch after a first flight, which may be nil: the queue, then the background messages.
-func (l *lane) take(first *flight) (flights []*flight) {
-	add := func(fl *flight) {
-		if fl != nil {
-			flights = append(flights, fl)
+// take collects a batch after a first message, which may be nil: the queue, then the background messages.
+func (l *lane) take(first message) (all []message) {
+	add := func(m message) {
+		if m != nil {
+			all = append(all, m)
 		}
 	}
 	add(first)
-	for more := true; more && len(flights) < batchSize; {
+	for more := true; more && len(all) < batchSize; {
 		select {
-		case fl := <-l.queue:
-			add(fl)
+		case m := <-l.queue:
+			add(m)
 		default:
 			more = false
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := min(len(l.later), batchSize-len(flights))
-	flights = append(flights, l.later[:n]...)
+	n := min(len(l.later), batchSize-len(all))
+	all = append(all, l.later[:n]...)
 	l.later = append(l.later[:0], l.later[n:]...)
 	if l.latest = 0; len(l.later) > 0 {
 		l.send(nil)
 	}
-	return flights
+	return all
 }
 
 // Answered notes that the ledger has answered a message outside of the lanes, such as a probe at start. A part that
@@ -302,164 +253,22 @@ func (f *Fleet) greet(l *lane) (*flight, ratelimit.FallbackReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.greeting != nil {
-		return l.greeting, 0
+		return &l.greeting.flight, 0
 	}
 	if l.breaker.Refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
-	fl := &flight{greet: true, done: make(chan struct{})}
-	if !l.send(fl) {
+	m := &greeting{flight: newFlight()}
+	if !l.send(m) {
 		return nil, ratelimit.FallbackQueueFull
 	}
-	l.greeting = fl
-	return fl, 0
+	l.greeting = m
+	return &m.flight, 0
 }
 
 // rest is a flight without a message, which ends after a while.
 func (f *Fleet) rest(d time.Duration) *flight {
-	fl := &flight{done: make(chan struct{})}
+	fl := newFlight()
 	f.after(d, func() { close(fl.done) })
-	return fl
-}
-
-// lateReport is the last report on an account whose window is over.
-type lateReport struct {
-	hold.Part
-	name  string
-	as    ratelimit.Holder
-	tries int
-	until instant // it is tried until then, because its usage counts in the next window; 0: lateTries times
-}
-
-// lateTries bounds the reports on an account whose window is over. Of one that still counts, the pauses double up to
-// lateDoublings times. mostLate bounds the number of these, which take memory outside of the table of keys.
-const lateTries, lateDoublings, mostLate = 3, 5, 10_000
-
-// lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
-const lastSeq = 1 << 50
-
-func (l *lateReport) write(q *hold.Asking, rule *ratelimit.Rule, m *hold.Message) account.Claim {
-	l.GiveBack(0)
-	c := account.Claim{Key: l.name, Limit: rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
-	l.Write(m, uint32(l.tries+1), c, q)
-	return m.Claim
-}
-
-// reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
-// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them as usage.
-func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
-	limit := &k.rule().Limit
-	counts := limit.Algorithm == ratelimit.SlidingWindow // in the next window
-	hand := counts && ended.Taken > ended.Spent
-	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
-		return
-	}
-	fl := newFlight(k)
-	fl.beyond = beyond
-	ended.Deadline = hold.Never // nothing of it is spent any more
-	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k)}
-	fl.rule = k.rule()
-	if counts {
-		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
-	}
-	f.reportLate(fl)
-}
-
-// as is this node's name for a key in the ledger.
-func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
-
-func (f *Fleet) reportLate(fl *flight) {
-	if f.sendLater(f.laneOf(fl.late.name), fl, hold.Batch) == nil {
-		f.retryLate(fl)
-	}
-}
-
-// retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
-func (f *Fleet) retryLate(fl *flight) {
-	l := fl.late
-	pause := SweepEvery << min(l.tries, lateDoublings)
-	if l.tries++; l.tries == lateTries {
-		f.stats.late.Add(1)
-	}
-	if l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate {
-		f.after(pause, func() { f.reportLate(fl) })
-		return
-	}
-	f.stats.unreported.Add(1)
-	f.endLate(fl)
-}
-
-func (f *Fleet) endLate(fl *flight) {
-	if fl.late.tries >= lateTries {
-		f.stats.late.Add(-1)
-	}
-	close(fl.done)
-}
-
-func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
-	l := fl.late
-	if !l.Apply(&fl.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
-		l.Lost(&fl.message)
-		f.retryLate(fl)
-		return
-	}
-	if g.Err == nil {
-		beyond := fl.beyond
-		reconcile(fl.rule, &beyond, fl, g)
-	}
-	f.endLate(fl)
-}
-
-// Breaker stops calls to a dead store. The zero Breaker is closed. It is not safe for concurrent use.
-//
-//	closed --breakAfter failures in a row--> open --its time--> probing
-//	   ^                                      ^                   |
-//	   +----------------- success ------------|------ failure ----+
-type Breaker struct {
-	failures int
-	openTill instant // until then, calls are refused
-	probing  bool    // a probe is in flight
-	wait     time.Duration
-}
-
-const (
-	breakAfter   = 3
-	breakFirst   = 50 * time.Millisecond
-	breakLongest = 250 * time.Millisecond // so that a store that is back is found within a beat
-)
-
-// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A call
-// that began earlier has then failed, and the longest pauses have passed: of the breaker, and of the client of Redis,
-// which dials once a second.
-const FoundWithin = TimeLimit + time.Second + 3*breakLongest/2
-
-// Allow tells whether a call may be made now. After the pause, the first caller is the probe.
-func (b *Breaker) Allow(now instant) bool {
-	if b.Refuses(now) {
-		return false
-	}
-	b.probing = b.Open()
-	return true
-}
-
-// Open tells whether the store counts as dead.
-func (b *Breaker) Open() bool { return b.failures >= breakAfter }
-
-// Refuses tells whether Allow would return false now.
-func (b *Breaker) Refuses(now instant) bool {
-	return b.Open() && (now < b.openTill || b.probing)
-}
-
-// Success books a call that was answered.
-func (b *Breaker) Success() { *b = Breaker{} }
-
-// Failure books a failed call. jitter is from 0 to 1, so that nodes do not probe at the same time.
-func (b *Breaker) Failure(now instant, jitter float64) {
-	b.failures++
-	b.probing = false
-	if b.failures < breakAfter {
-		return
-	}
-	b.wait = min(max(breakFirst, 2*b.wait), breakLongest)
-	b.openTill = now.Add(b.wait/2 + time.Duration(jitter*float64(b.wait)))
+	return &fl
 }

@@ -40,7 +40,7 @@ type key struct {
 type use struct {
 	hold.Use
 	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
-	flight  *flight     // sent, or to be sent; nil: there is none
+	flight  *keyMessage // sent, or to be sent; nil: there is none
 	timed   bool        // a timer gives back its lease
 	touched bool        // since the last visit of the search for one to drop
 }

@@ -99,17 +99,17 @@ func (s *Stepped) Batch() *Batch {
 func (s *Stepped) batch(part int) *Batch {
 	l := &s.lanes[part]
 	for s.busy[part] < senders {
-		var flights []*flight
+		var all []message
 		select {
 		case first := <-l.queue:
-			flights = l.take(first)
+			all = l.take(first)
 		default:
 			return nil
 		}
-		if len(flights) == 0 {
+		if len(all) == 0 {
 			continue
 		}
-		b := s.pack(l, flights)
+		b := s.pack(l, all)
 		// As in senders: the breaker lets one batch through as a probe, and fails the others.
 		if b.allowed() {
 			s.busy[part]++
@@ -160,8 +160,8 @@ func (s *Stepped) Release() []account.Claim {
 			at, _ = s.leaveSome(&s.shards[i], at)
 			for j := range s.lanes {
 				l := &s.lanes[j]
-				for flights := l.take(nil); len(flights) > 0; flights = l.take(nil) {
-					claims = append(claims, s.pack(l, flights).claims...)
+				for all := l.take(nil); len(all) > 0; all = l.take(nil) {
+					claims = append(claims, s.pack(l, all).claims...)
 				}
 			}
 		}

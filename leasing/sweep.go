@@ -233,7 +233,7 @@ func (f *Fleet) leave() {
 		more = false
 		for i := range f.shards {
 			for at := (keytable.Cursor{}); !at.Done; {
-				var last []*flight
+				var last []*keyMessage
 				at, last = f.leaveSome(&f.shards[i], at)
 				for _, fl := range last { // in steps, to bound the messages in flight
 					<-fl.done
@@ -247,7 +247,7 @@ func (f *Fleet) leave() {
 const leaveRounds = 3
 
 // leaveSome gives back the tokens in hand of the next few keys of a shard.
-func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, last []*flight) {
+func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, last []*keyMessage) {
 	now := f.clock()
 	s.mu.Lock()
 	defer s.mu.Unlock()

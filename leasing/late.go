@@ -1,0 +1,99 @@
+package leasing
+
+import (
+	"errors"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// lateReport is the last report on an account whose window is over.
+type lateReport struct {
+	hold.Part
+	statement
+	name  string
+	as    ratelimit.Holder
+	tries int
+	until instant // it is tried until then, because its usage counts in the next window; 0: lateTries times
+}
+
+// lateTries bounds the reports on an account whose window is over. Of one that still counts, the pauses double up to
+// lateDoublings times. mostLate bounds the number of these, which take memory outside of the table of keys.
+const lateTries, lateDoublings, mostLate = 3, 5, 10_000
+
+// lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
+const lastSeq = 1 << 50
+
+func (l *lateReport) reason() ratelimit.ClaimReason { return ratelimit.ClaimFinal }
+
+func (l *lateReport) write(_ *Fleet, q *hold.Asking, _ *hold.LedgerClock) (account.Claim, bool) {
+	l.GiveBack(0)
+	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
+	l.Write(&l.message, uint32(l.tries+1), c, q)
+	return l.message.Claim, true
+}
+
+func (l *lateReport) apply(b *batch, _ instant, g *account.Grant, a *hold.Answer) {
+	if !l.Apply(&l.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
+		l.Lost(&l.message)
+		b.retryLate(l)
+		return
+	}
+	if g.Err == nil {
+		drift, beyond := l.message.Drift(), l.beyond
+		if l.message.Claim.Draws() {
+			drift += l.message.Claim.Want
+		}
+		l.reconcile(l.rule, &beyond, drift, g)
+	}
+	b.endLate(l)
+}
+
+// reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
+// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them as usage.
+func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
+	limit := &k.rule().Limit
+	counts := limit.Algorithm == ratelimit.SlidingWindow // in the next window
+	hand := counts && ended.Taken > ended.Spent
+	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
+		return
+	}
+	ended.Deadline = hold.Never // nothing of it is spent any more
+	late := &lateReport{
+		Part: ended, statement: statement{rule: k.rule(), beyond: beyond}, name: f.keyName(k.key()), as: f.as(k),
+	}
+	if counts {
+		late.until = f.clock().Add(limit.Period()) // the account is kept as long
+	}
+	f.reportLate(late)
+}
+
+// as is this node's name for a key in the ledger.
+func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
+
+func (f *Fleet) reportLate(l *lateReport) {
+	if !f.sendLater(f.laneOf(l.name), l, hold.Batch) {
+		f.retryLate(l)
+	}
+}
+
+// retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
+func (f *Fleet) retryLate(l *lateReport) {
+	pause := SweepEvery << min(l.tries, lateDoublings)
+	if l.tries++; l.tries == lateTries {
+		f.stats.late.Add(1)
+	}
+	if l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate {
+		f.after(pause, func() { f.reportLate(l) })
+		return
+	}
+	f.stats.unreported.Add(1)
+	f.endLate(l)
+}
+
+func (f *Fleet) endLate(l *lateReport) {
+	if l.tries >= lateTries {
+		f.stats.late.Add(-1)
+	}
+}
