@@ -3,7 +3,7 @@
 //
 // Guarantee: under reclaim: safe, while the ledger keeps its data, nodes admit at most the limit of a key in a
 // window, at every instant. Crash reclaim, drift and on_store_failure have declared bounds (docs/protocol.md, section
-// 18). A cost after the fact is booked whole, also beyond the limit, and from then on all nodes refuse. A refund
+// 16). A cost after the fact is booked whole, also beyond the limit, and from then on all nodes refuse. A refund
 // credits the key at any node. The package does not promise that every token gets used: tokens of a silent node stay
 // charged until the window ends.
 //

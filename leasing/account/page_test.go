@@ -183,7 +183,7 @@ func TestPageValues(t *testing.T) {
 		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 300, func(c *Claim) { c.Unit = unit }), []tokens{100, 0, 0}[h], []tokens{100, 0, 0}[h],
 			100, 0)
 	}
-	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 14) |")
+	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 13) |")
 	page.Says("| not 0 | the holder's name |")
 	page.Says("| not empty | the key's name |")
 	for what, change := range map[string]func(*Claim){

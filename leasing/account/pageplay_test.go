@@ -50,7 +50,7 @@ func TestPageExamples(t *testing.T) {
 		}
 		return strings.Replace(all, m[2], table, 1)
 	})
-	if n := len(played.FindAllString(page.Text, -1)); n < 7 {
+	if n := len(played.FindAllString(page.Text, -1)); n < 5 {
 		t.Errorf("%d examples", n)
 	}
 	if *rewrite {
