@@ -13,6 +13,7 @@ type Settled uint8
 const (
 	SettledCost    Settled = iota // its cost was booked in its place
 	SettledUnknown                // its end came without a cost: on_unknown decided
+	SettledFailed                 // its response is an error without a cost: it was given back
 	SettledLate                   // its window was over, where nothing can be booked any more
 	HoldForged                    // no node of this fleet has made it, or with a key that counts no more
 	HoldExpired                   // it is older than ttl, or than what this node remembers
@@ -23,7 +24,7 @@ const (
 
 // SettledNames are their names in metrics, by value.
 var SettledNames = [...]string{
-	SettledCost: "settled", SettledUnknown: "unknown", SettledLate: "late", HoldForged: "forged",
+	SettledCost: "settled", SettledUnknown: "unknown", SettledFailed: "failed", SettledLate: "late", HoldForged: "forged",
 	HoldExpired: "expired", HoldForeign: "foreign", HoldReplayed: "replayed", HoldLeftOut: "left_out",
 }
 

@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"net/http"
 	"context"
 	"errors"
 	"time"
@@ -76,7 +77,7 @@ func (l *LLM) End(r *Request, cost *wrapperspb.UInt64Value) error {
 		add(cost, hold)
 	}
 	if r.Hold != "" { // Envoy sends this entry with a known cost, too
-		add(wrapperspb.UInt64(0), &common.RateLimitDescriptor_Entry{Key: "sluice_end", Value: "true"}, hold)
+		add(wrapperspb.UInt64(http.StatusOK), &common.RateLimitDescriptor_Entry{Key: "sluice_end", Value: "true"}, hold)
 	}
 	if len(all) == 0 {
 		return nil

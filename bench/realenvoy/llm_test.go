@@ -39,6 +39,10 @@ func model(size int) http.HandlerFunc {
 		if r.Header.Get("Accept-Encoding") != "" {
 			w.WriteHeader(http.StatusNotAcceptable)
 		}
+		if r.URL.Path == "/fails" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
 		usage := ""
 		if n := r.Header.Get("x-tokens"); n != "" {
 			usage = fmt.Sprintf(`, "usage": {"total_tokens": %s}`, n)
@@ -81,9 +85,11 @@ func TestTokensThroughEnvoy(t *testing.T) {
 			headers = append(headers, "x-tokens", tokens)
 		}
 		r := w.get(path, headers...)
-		if r.Status == http.StatusOK {
+		if r.Status != http.StatusTooManyRequests {
 			ended++
-			w.need(Until("the request is settled", func() bool { return settled("settled")+settled("unknown") == ended }))
+			w.need(Until("the request is settled", func() bool {
+				return settled("settled")+settled("unknown")+settled("failed") == ended
+			}))
 		}
 		return r.Status
 	}
@@ -98,8 +104,13 @@ func TestTokensThroughEnvoy(t *testing.T) {
 		{"/", "a", "50", 38},     // more than it held
 		{"/", "strict", "", 70},  // not known, and charged
 		{"/", "strict", "0", 70}, // known to be nothing
+		{"/fails", "strict", "", 70}, // an error costs nothing
 	} {
-		if status := uses(c.path, c.team, c.tokens); status != http.StatusOK {
+		want := http.StatusOK
+		if c.path == "/fails" {
+			want = http.StatusServiceUnavailable
+		}
+		if status := uses(c.path, c.team, c.tokens); status != want {
 			t.Fatalf("request %d: %d", i, status)
 		}
 		if free := w.free(c.team); free != c.left {

@@ -16,9 +16,13 @@ import (
 const (
 	// EntryHold brings a request's hold back, and is its name in the answer's dynamic metadata.
 	EntryHold = "sluice_hold"
-	// EntryEnd says that the request has ended and its cost is not known.
+	// EntryEnd says that the request has ended and its cost is not known. Its descriptor's hits_addend is the status
+	// of the response.
 	EntryEnd = "sluice_end"
 )
+
+// failedFrom is the status from which a response is an error.
+const failedFrom = 400
 
 // held is a descriptor that takes a hold, or settles one.
 //
@@ -30,7 +34,7 @@ type held struct {
 	settles bool
 	result  ratelimit.Settled // of one that settles
 	amount  ratelimit.Tokens  // that is held
-	cost    ratelimit.Tokens  // for one that settles: its cost
+	cost    ratelimit.Tokens  // for one that settles: its cost, or the status of its end
 }
 
 // reserve takes the reserved entries off the end of a descriptor.
@@ -124,14 +128,22 @@ func (c *call) replaced(h *held, x *descriptor) bool {
 	})
 }
 
+// end sets the cost of a request without one. An error has none.
+func (h *held) end(hold *ratelimit.Hold) {
+	failed := h.cost >= failedFrom
+	h.result, h.cost = ratelimit.SettledUnknown, h.amount
+	if failed {
+		h.result, h.cost = ratelimit.SettledFailed, 0
+	} else if hold != nil && hold.OnUnknown == ratelimit.UnknownReleases {
+		h.cost = 0
+	}
+}
+
 // settle requests the difference between a cost and its hold.
 func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
 	if h.result = ratelimit.SettledCost; ends {
-		h.result, h.cost = ratelimit.SettledUnknown, h.amount
-		if hold != nil && hold.OnUnknown == ratelimit.UnknownReleases {
-			h.cost = 0
-		}
+		h.end(hold)
 	} else if hold != nil && hold.From == ratelimit.HoldLearned {
 		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, int64(h.cost))
 	}

@@ -56,8 +56,14 @@ func (f *fixture) takes(descriptors ...*common.RateLimitDescriptor) (hold string
 // ends sends the call of a gateway at the end of a request, with its cost; unsaid: without a cost.
 func (f *fixture) ends(entries, hold string, cost usage) {
 	f.Helper()
+	f.endsWith(entries, hold, 0, cost)
+}
+
+// endsWith sends it with the status of the response.
+func (f *fixture) endsWith(entries, hold string, status uint64, cost usage) {
+	f.Helper()
 	last := desc(entries + "," + EntryEnd + "=," + EntryHold + "=" + hold)
-	last.HitsAddend = wrapperspb.UInt64(0)
+	last.HitsAddend = wrapperspb.UInt64(status)
 	all := []*common.RateLimitDescriptor{last}
 	if cost != unsaid {
 		all = append(all, descOf(entries+","+EntryHold+"="+hold, cost))
@@ -104,6 +110,36 @@ func (f *fixture) holdsCounted(path string) map[string]uint64 {
 		}
 	}
 	return all
+}
+
+// A response that is an error costs nothing, unless it names a cost. Of others, on_unknown decides.
+func TestErrorsCostNothing(t *testing.T) {
+	f := holdFixtureOf(t, `
+domain: d
+descriptors: [{key: k, hold: {amount: 10}, rate_limit: {unit: year, requests_per_unit: 100}}]
+`)
+	for _, c := range []struct {
+		status uint64
+		cost   usage
+		left   ratelimit.Tokens
+	}{
+		{503, unsaid, 100},
+		{429, unsaid, 100},
+		{400, unsaid, 100},
+		{200, unsaid, 90},
+		{399, unsaid, 80},
+		{0, unsaid, 70}, // the client left before there was a response, or the gateway does not tell
+		{500, 3, 67},
+		{200, 3, 64},
+	} {
+		hold, over := f.takes(desc("k=a"))
+		if f.endsWith("k=a", hold, c.status, c.cost); over || f.left("k=a") != c.left {
+			t.Errorf("status %d, cost %d: %d are left, must be %d", c.status, c.cost, f.left("k=a"), c.left)
+		}
+	}
+	if n := f.holdsCounted("k"); n["failed"] != 3 || n["unknown"] != 3 || n["settled"] != 2 {
+		t.Errorf("counted %v", n)
+	}
 }
 
 // A quantile of the last costs is held: of the key, or where that is new, of the rule; at first the maximum.
