@@ -1,9 +1,9 @@
 package envoy
 
 import (
-	"net/http"
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"

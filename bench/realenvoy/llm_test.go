@@ -99,11 +99,11 @@ func TestTokensThroughEnvoy(t *testing.T) {
 	}{
 		{"/", "a", "7", 93},
 		{"/events", "a", "5", 88},
-		{"/", "a", "", 88},       // not known, and released
-		{"/events", "a", "", 88}, // the same
-		{"/", "a", "50", 38},     // more than it held
-		{"/", "strict", "", 70},  // not known, and charged
-		{"/", "strict", "0", 70}, // known to be nothing
+		{"/", "a", "", 88},           // not known, and released
+		{"/events", "a", "", 88},     // the same
+		{"/", "a", "50", 38},         // more than it held
+		{"/", "strict", "", 70},      // not known, and charged
+		{"/", "strict", "0", 70},     // known to be nothing
 		{"/fails", "strict", "", 70}, // an error costs nothing
 	} {
 		want := http.StatusOK
