@@ -116,7 +116,8 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	beside := &reporters{}
 	if o.Streams > 0 {
 		var err error
-		if beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports); err != nil {
+		beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports)
+		if err != nil {
 			return nil, err
 		}
 		defer beside.close()
@@ -206,7 +207,8 @@ func (c *contender) stop() {
 func (c *contender) round(ctx context.Context, o *CostOptions, length time.Duration) error {
 	var r costRound
 	cpu, err := process.Spent(c.fleet, func() error {
-		if r = c.calls(ctx, o, length); r.errors > 0 || r.calls == 0 {
+		r = c.calls(ctx, o, length)
+		if r.errors > 0 || r.calls == 0 {
 			return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.errors, r.calls, r.first)
 		}
 		return nil

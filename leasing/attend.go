@@ -49,7 +49,8 @@ func (f *Fleet) greets(ctx context.Context, s server) {
 		}
 		bounded, cancel := context.WithTimeout(ctx, TimeLimit)
 		_, err := s.Prolong(bounded)
-		if cancel(); err != nil && ctx.Err() == nil {
+		cancel()
+		if err != nil && ctx.Err() == nil {
 			f.OnFailure(err)
 		}
 	}

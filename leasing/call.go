@@ -104,7 +104,8 @@ func (c *call) decide(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()
 	if at == nil {
-		if at = c.trackLocked(s, now, id, w.ask); at == nil {
+		at = c.trackLocked(s, now, id, w.ask)
+		if at == nil {
 			c.failLocked(now, w, nil, ratelimit.FallbackTableFull)
 			return
 		}
@@ -159,7 +160,8 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		c.doubtLocked(now, there, k, w)
 		return
 	}
-	if w.decided(k); next == hold.Booked {
+	w.decided(k)
+	if next == hold.Booked {
 		w.booking, w.with = true, nil
 		w.waitsLocked(now, k, 0)
 		c.bookedLocked(now, k, w)
@@ -291,7 +293,8 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 		return
 	}
 	fl, why := c.greet(c.lane(k))
-	if w.flight = fl; fl == nil {
+	w.flight = fl
+	if fl == nil {
 		c.failLocked(c.clock(), w, &k, why)
 	}
 }

@@ -162,7 +162,7 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 
 func slotCallOf(now instant, a *ask) *slotCall {
 	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
-	c.Key, c.till = KeyName(a.Key), now.Add(c.TTL)
+	c.Key, c.till = ratelimit.KeyName(a.Key), now.Add(c.TTL)
 	return c
 }
 
@@ -210,7 +210,8 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 	}
 	f.fail(now, a, v, why)
 	// It may have been taken. If the caller has gone, its request never ends.
-	if c.gone = !c.sent; c.sent && c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
+	c.gone = !c.sent
+	if c.sent && c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
 		back := slotCallOf(now, a)
 		back.Op = account.SlotGive
 		f.giveLocked(l, back)
@@ -312,7 +313,8 @@ func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []acc
 		err := answers[i].Err
 		foreign := errors.Is(err, account.ErrRecord)
 		dead = dead && err != nil && !errors.Is(err, account.ErrContended) && !foreign
-		if c.finish(answers[i]); c.Op == account.SlotGive && err != nil && !foreign {
+		c.finish(answers[i])
+		if c.Op == account.SlotGive && err != nil && !foreign {
 			l.failed = append(l.failed, c)
 		}
 	}
@@ -349,7 +351,7 @@ func (f *Concurrency) Stats() ratelimit.LimiterStats {
 
 // Look returns the ledger's view of a key's slots. It asks the ledger.
 func (f *Concurrency) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	v := ratelimit.Look{Account: KeyName(a.Key), Alone: f.Alone.DecideShare(now, a, f.Nodes()).Remaining}
+	v := ratelimit.Look{Account: ratelimit.KeyName(a.Key), Alone: f.Alone.DecideShare(now, a, f.Nodes()).Remaining}
 	if x := f.ask(ctx, a, account.SlotLook); x.Err != nil {
 		v.LedgerError = x.Err.Error()
 	} else {
@@ -366,7 +368,7 @@ func (f *Concurrency) Reset(ctx context.Context, _ ratelimit.Instant, a *ratelim
 
 func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) account.SlotAnswer {
 	asks, answers := []account.SlotAsk{slotAsk(a)}, make([]account.SlotAnswer, 1)
-	asks[0].Key, asks[0].Op = KeyName(a.Key), op
+	asks[0].Key, asks[0].Op = ratelimit.KeyName(a.Key), op
 	f.ledger.Slots(ctx, asks, answers)
 	return answers[0]
 }

@@ -261,7 +261,8 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 
 // empty gives a key its whole limit again, less the tokens in hand of others.
 func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
-	if c.sum = inHand; l.Algorithm == ratelimit.TokenBucket {
+	c.sum = inHand
+	if l.Algorithm == ratelimit.TokenBucket {
 		c.state = c.room(l)
 	}
 	c.extra = 0

@@ -45,7 +45,8 @@ func setAlgorithm(c *counterCell, a ratelimit.Algorithm) { c.Mark = c.Mark&marks
 
 // setOwned notes whether the key has an owner, by its current rule.
 func setOwned(c *counterCell, r *ratelimit.Rule) {
-	if c.Mark &^= isOwned; r.Coordination.Mode.Spec().Owned {
+	c.Mark &^= isOwned
+	if r.Coordination.Mode.Spec().Owned {
 		c.Mark |= isOwned
 	}
 }
@@ -106,7 +107,8 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 		fresh.decide(now, a, v)
 		return true
 	}
-	if now, c = p.enter(s, now, id, c, a); c == nil {
+	now, c = p.enter(s, now, id, c, a)
+	if c == nil {
 		return false
 	}
 	if k != nil {
@@ -124,7 +126,8 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if now, c = p.enter(s, now, id, c, a); c == nil {
+	now, c = p.enter(s, now, id, c, a)
+	if c == nil {
 		return Lease{}, false
 	}
 	return s.beside(c).decideFor(now, &c.Val, h, m, a, v), true
@@ -261,7 +264,8 @@ func (n *limitNotes) note(limit tokens) uint16 {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if number, ok = n.numbers[limit]; ok || len(n.limits) >= mostNotes {
+	number, ok = n.numbers[limit]
+	if ok || len(n.limits) >= mostNotes {
 		return number
 	}
 	if n.numbers == nil {

@@ -270,7 +270,7 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 	bytes, ok := []byte(name), f.RawNames
 	if !ok {
-		bytes, ok = KeyOfName(name)
+		bytes, ok = ratelimit.KeyOfName(name)
 	}
 	if !ok {
 		return // no account of this version
@@ -295,7 +295,7 @@ func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {
 		return string(key)
 	}
-	return KeyName(key)
+	return ratelimit.KeyName(key)
 }
 
 // laneOf is the lane of the account's part.

@@ -147,7 +147,7 @@ func TestShardThatIsDown(t *testing.T) {
 	c.ready()
 	ledger := c.nodes[0].ledger.(*account.Redis)
 	where := func(key string) (slot int64, part int) {
-		name := KeyName([]byte(key))
+		name := ratelimit.KeyName([]byte(key))
 		return servers[0].Do("CLUSTER", "KEYSLOT", "{"+name+"}").(int64), ledger.Partition(name)
 	}
 	const downFrom = 2 * 16384 / 3

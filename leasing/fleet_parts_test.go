@@ -57,7 +57,7 @@ func (c *onRedis) heldBy(s *redistest.Server, of string, n int) (keys []string) 
 		}
 		key := fmt.Sprint(of, i)
 		// Another server says who has it.
-		if errors.Is(held.Get(context.Background(), "{"+KeyName([]byte(key))+"}").Err(), redis.Nil) {
+		if errors.Is(held.Get(context.Background(), "{"+ratelimit.KeyName([]byte(key))+"}").Err(), redis.Nil) {
 			keys = append(keys, key)
 		}
 	}
@@ -93,7 +93,7 @@ func TestPartsOfACluster(t *testing.T) {
 
 	// A node that went by another server's clock would spend tokens of the window before in the next.
 	for _, key := range keys {
-		part := ledger.Partition(KeyName([]byte(key)))
+		part := ledger.Partition(ratelimit.KeyName([]byte(key)))
 		c.until("its window does not begin", in(10, 100))
 		c.greeted(0, part)
 		window, admitted := there().Unix(), 0
@@ -118,7 +118,7 @@ func TestPartsOfACluster(t *testing.T) {
 	}
 	for _, s := range servers[1:] {
 		var key string
-		for i := 0; key == "" || ledger.Partition(KeyName([]byte(key))) != mixed; i++ {
+		for i := 0; key == "" || ledger.Partition(ratelimit.KeyName([]byte(key))) != mixed; i++ {
 			key = c.heldBy(s, fmt.Sprint("m", i, "."), 1)[0]
 		}
 		c.until("it is not the same window at both", in(350, 700))

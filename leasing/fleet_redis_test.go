@@ -140,7 +140,7 @@ func TestFullBucketIsForgotten(t *testing.T) {
 	c := newOnRedis(t, 2, ratelimit.Limit{Unit: ratelimit.Second, Requests: 1000, Burst: 10, Algorithm: ratelimit.TokenBucket})
 	client := c.store.Client()
 	defer client.Close()
-	name := "{" + KeyName([]byte("k")) + "}0"
+	name := "{" + ratelimit.KeyName([]byte("k")) + "}0"
 	for round := range 3 {
 		for i := range 10 {
 			if v := c.ask(i%2, "k", ratelimit.Spend, 1); v.OverLimit && round == 0 && i == 0 {

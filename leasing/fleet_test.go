@@ -235,7 +235,7 @@ func (c *cluster) total(key string) tokens {
 	w := c.rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
 	grants := make([]account.Grant, 1)
 	_, _, err := c.ledger.Settle(context.Background(), []account.Claim{{
-		Key: KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1,
+		Key: ratelimit.KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1,
 	}}, grants)
 	if err != nil || grants[0].Err != nil {
 		c.Fatal(err, grants[0].Err)

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// message is a message to the ledger, sent or to be sent. Each kind has its own handler: keyMessage, lateReport (late.go)
-// and greeting.
+// message is a message to the ledger, sent or to be sent. Each kind has its own handler: keyMessage, lateReport and
+// greeting.
 type message interface {
 	// write makes the claim, when the batch leaves; false: there is none.
 	write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (account.Claim, bool)

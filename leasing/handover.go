@@ -80,7 +80,8 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
 	}
-	if ok = !s.dead(c, at); ok {
+	ok = !s.dead(c, at)
+	if ok {
 		s.forget(id)
 	} else {
 		s.dropped = max(s.dropped, at)
@@ -102,7 +103,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	lag := at - sent
 	other := x.counter(lag)
 	if c == nil {
-		if c = l.tracked.add(s, at, id, key, x.Algorithm); c == nil {
+		c = l.tracked.add(s, at, id, key, x.Algorithm)
+		if c == nil {
 			return false
 		}
 	}

@@ -128,7 +128,8 @@ func (h *Held) Apply(seq uint64, x Lease) {
 		t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)
 		h.known = x.Granted
 	} else {
-		if t.Taken += drift; x.Void {
+		t.Taken += drift
+		if x.Void {
 			t.Taken -= max(0, h.inFlight.Taken-h.inFlight.Spent)
 			h.inFlight.Taken = h.inFlight.Spent
 		}

@@ -223,7 +223,8 @@ func (l *lane) take(first message) (all []message) {
 	n := min(len(l.later), batchSize-len(all))
 	all = append(all, l.later[:n]...)
 	l.later = append(l.later[:0], l.later[n:]...)
-	if l.latest = 0; len(l.later) > 0 {
+	l.latest = 0
+	if len(l.later) > 0 {
 		l.send(nil)
 	}
 	return all

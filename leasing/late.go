@@ -81,7 +81,8 @@ func (f *Fleet) reportLate(l *lateReport) {
 // retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
 func (f *Fleet) retryLate(l *lateReport) {
 	pause := SweepEvery << min(l.tries, lateDoublings)
-	if l.tries++; l.tries == lateTries {
+	l.tries++
+	if l.tries == lateTries {
 		f.stats.late.Add(1)
 	}
 	if l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate {

@@ -94,7 +94,8 @@ func (k *lent) of(h ratelimit.Holder, m *Totals) *Lessee {
 // decide answers an ask of any node.
 func (k *lent) decide(now ledgerTime, c *counter, a *ask, v *verdict) {
 	k.expire(now, c, &a.Rule.Limit)
-	if c.decide(now, a, v); v.OverLimit {
+	c.decide(now, a, v)
+	if v.OverLimit {
 		k.refused = now
 	}
 }
@@ -107,7 +108,8 @@ func (k *lent) decideFor(now ledgerTime, c *counter, h ratelimit.Holder, m *Tota
 	k.forget(at, c, l)
 	r := k.of(h, m)
 	void := r != nil && r.book(at, c, m, l)
-	if c.answer(at, a, v); v.OverLimit {
+	c.answer(at, a, v)
+	if v.OverLimit {
 		k.refused = now
 	}
 	if r != nil {
@@ -131,7 +133,8 @@ func (r *Lessee) book(now ledgerTime, c *counter, m *Totals, l *ratelimit.Limit)
 func (r *Lessee) bookWindow(c *counter, m *Totals) {
 	total, goesOn := max(m.Taken, m.Spent), window(c.state)
 	if r.Window != goesOn {
-		if r.Before = 0; r.Window == goesOn-1 {
+		r.Before = 0
+		if r.Window == goesOn-1 {
 			r.Before = r.Taken
 		}
 		r.Window, r.Taken = goesOn, 0

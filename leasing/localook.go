@@ -13,7 +13,7 @@ import (
 
 // Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
 func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	v := ratelimit.Look{Account: KeyName(a.Key)}
+	v := ratelimit.Look{Account: ratelimit.KeyName(a.Key)}
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		}
 		all.add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
-				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
+				Account: ratelimit.KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
 			}
 		})
 	})

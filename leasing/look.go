@@ -33,7 +33,8 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	if err != nil {
 		v.LedgerError = err.Error()
 	}
-	if v.Ledger = is; is != nil {
+	v.Ledger = is
+	if is != nil {
 		for i := range is.Holders {
 			is.Holders[i].Here = account.NodeOf(is.Holders[i].Holder) == f.name
 		}
@@ -50,7 +51,8 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 	}
 	var scratch use
 	k := s.view(c, &scratch)
-	if w = k.Window; a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+	w = k.Window
+	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		w = 0
 	}
 	limit := k.rule().Limit.Capacity()
@@ -112,7 +114,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	if rule.Limit.Algorithm != ratelimit.TokenBucket {
 		there := f.laneOf(name).time()
 		early, late := there.Between(now)
-		if w = rule.Limit.WindowAt(early); there.At == 0 || w != rule.Limit.WindowAt(late) {
+		w = rule.Limit.WindowAt(early)
+		if there.At == 0 || w != rule.Limit.WindowAt(late) {
 			return errReset
 		}
 	}
@@ -138,7 +141,8 @@ func (f *Fleet) refundAll(ctx context.Context, rule *ratelimit.Rule, c account.C
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
 		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
-		if f.audit(rule, &c, &g[0]); err != nil || g[0].Err != nil {
+		f.audit(rule, &c, &g[0])
+		if err != nil || g[0].Err != nil {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {

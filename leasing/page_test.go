@@ -81,7 +81,7 @@ func TestPageNames(t *testing.T) {
 		t.Errorf("%d names", len(names))
 	}
 	for _, name := range names {
-		if key, ok := KeyOfName(name); !ok || KeyName(key) != name {
+		if key, ok := ratelimit.KeyOfName(name); !ok || ratelimit.KeyName(key) != name {
 			t.Errorf("%s is no key's name", name)
 		}
 	}

@@ -173,7 +173,7 @@ func (f *Fleet) looked(s shortage, nodes, closed int) {
 	}
 	name := []byte(s.claim.Key)
 	if !f.RawNames {
-		name, _ = KeyOfName(s.claim.Key)
+		name, _ = ratelimit.KeyOfName(s.claim.Key)
 	}
 	if closed > 0 {
 		f.visit(f.clock(), name, func(k entry) { k.Freed() })

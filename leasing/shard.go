@@ -149,7 +149,8 @@ func (s *shard) forgetOne() {
 		if u.flight != nil || u.Kept() {
 			continue
 		}
-		if found = s.hand; !u.touched {
+		found = s.hand
+		if !u.touched {
 			break
 		}
 		u.touched = false
@@ -237,7 +238,8 @@ func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {
 // leave counts one key fewer under the rule.
 func (n *ruleNumbers) leave(number uint32) {
 	u := &n.uses[number]
-	if u.keys--; u.keys == 0 {
+	u.keys--
+	if u.keys == 0 {
 		delete(n.numbers, u.rule)
 		*u = ruleUse{}
 		n.free = append(n.free, number)
@@ -255,7 +257,8 @@ func (s *shard) move(c *cell, is *ratelimit.Rule) {
 		}
 		// Nor does drift under a larger share. It counts now, because the ledger may not confirm it.
 		more := max(0, u.Drifted-is.DriftShare())
-		if u.Drifted -= more; is.Counters != nil {
+		u.Drifted -= more
+		if is.Counters != nil {
 			is.Counters.OverAdmitted.Add(uint64(more))
 		}
 	}

@@ -59,7 +59,8 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 	if a.Kind == ratelimit.Spend && !s.roomForSlots(now) {
 		return false
 	}
-	if now, c = p.enter(s, now, id, c, a); c == nil {
+	now, c = p.enter(s, now, id, c, a)
+	if c == nil {
 		return false
 	}
 	s.decideSlots(now, s.beside(c), c, a, v)

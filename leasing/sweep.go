@@ -28,7 +28,8 @@ func (f *Fleet) sweep(now instant) {
 			f.sweepShard(now, s)
 		}
 	}
-	if f.part = (f.part + 1) % sweepParts; f.part == 0 {
+	f.part = (f.part + 1) % sweepParts
+	if f.part == 0 {
 		f.gauged.publish()
 	}
 }

@@ -47,7 +47,8 @@ func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
 	limit := r.Limit.Requests
 	b := Bounds{Under: Under{Slots: limit, Lasts: r.Limit.Period()}}
 	if storage == OwnMemory {
-		if b.Over = r.overApart(nodes); r.Coordination.Mode.Spec().Owned {
+		b.Over = r.overApart(nodes)
+		if r.Coordination.Mode.Spec().Owned {
 			b.Over, b.OnOutage = Over{EachOwner: limit}, r.outage(OwnerOutage, nodes)
 			b.Wait = Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()}
 		}

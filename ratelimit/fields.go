@@ -24,7 +24,8 @@ var coordinationFields = []coordinationField{
 		}
 		return c.Lease.Fixed.text()
 	}, func(c *Coordination, text string) error {
-		if c.Lease.Fixed = 0; text == "auto" {
+		c.Lease.Fixed = 0
+		if text == "auto" {
 			return nil
 		}
 		return setTokens(&c.Lease.Fixed, text, MaxLimit)
@@ -60,7 +61,8 @@ var coordinationFields = []coordinationField{
 	{
 		"audit", func(c *Coordination) string { return strconv.FormatBool(c.Audit) },
 		func(c *Coordination, text string) error {
-			if c.Audit = strings.EqualFold(text, "true"); !c.Audit && !strings.EqualFold(text, "false") {
+			c.Audit = strings.EqualFold(text, "true")
+			if !c.Audit && !strings.EqualFold(text, "false") {
 				return fmt.Errorf("%q is not true or false", text)
 			}
 			return nil

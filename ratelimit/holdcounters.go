@@ -24,7 +24,8 @@ const (
 
 // SettledNames are their names in metrics, by value.
 var SettledNames = [...]string{
-	SettledCost: "settled", SettledUnknown: "unknown", SettledFailed: "failed", SettledLate: "late", HoldForged: "forged",
+	SettledCost: "settled", SettledUnknown: "unknown", SettledFailed: "failed", SettledLate: "late",
+	HoldForged:  "forged",
 	HoldExpired: "expired", HoldForeign: "foreign", HoldReplayed: "replayed", HoldLeftOut: "left_out",
 }
 

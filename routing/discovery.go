@@ -72,7 +72,8 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 		}
 		// An address that is given twice is one node.
 		slices.Sort(addrs)
-		if addrs = slices.Compact(addrs); kind == "gossip" {
+		addrs = slices.Compact(addrs)
+		if kind == "gossip" {
 			return gossip(addrs)
 		}
 		return Static(addrs), nil

@@ -91,7 +91,8 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
-	if g.list, err = memberlist.Create(c); err != nil {
+	g.list, err = memberlist.Create(c)
+	if err != nil {
 		// The ports are open already, and only this call closes them.
 		_ = c.Transport.Shutdown()
 	}

@@ -48,7 +48,8 @@ func (m *mover) once() {
 
 // end ends a round.
 func (m *mover) end() {
-	if m.state = m.next; m.state == walking {
+	m.state = m.next
+	if m.state == walking {
 		m.begin()
 	}
 }

@@ -143,7 +143,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		} else if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)
 		}
-		if i++; i%adoptedAtOnce == 0 {
+		i++
+		if i%adoptedAtOnce == 0 {
 			runtime.Gosched()
 		}
 	}); err != nil {

@@ -153,7 +153,8 @@ func (c *core) announce(now instant) (unacked bool) {
 			}
 			c.hands.wake()
 		})
-		if m.announcing = m.enqueue(call) == nil; !m.announcing {
+		m.announcing = m.enqueue(call) == nil
+		if !m.announcing {
 			m.repeat = now.Add(tickSoon) // it is too busy
 		}
 	}

@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -186,7 +185,7 @@ func (c *core) Stats() ratelimit.RoutingStats {
 	}
 	readable := func(keys []string) []string {
 		for i := range keys {
-			keys[i] = leasing.KeyName([]byte(keys[i]))
+			keys[i] = ratelimit.KeyName([]byte(keys[i]))
 		}
 		slices.Sort(keys)
 		return keys

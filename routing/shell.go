@@ -311,7 +311,8 @@ func (r *Router) introduce(stream callerStream, addr string) (*wire.Hello, error
 	if err := stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "caller", bound, hello, welcome)}); err != nil {
 		return nil, err
 	}
-	if answer, err = stream.Recv(); err != nil {
+	answer, err = stream.Recv()
+	if err != nil {
 		return nil, fmt.Errorf("it refused the introduction: %w", err)
 	}
 	if !hmac.Equal(answer.GetProof(), prove(r.options.Secret, "called", bound, hello, welcome)) {
@@ -343,7 +344,8 @@ func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, err
 	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
 		return hello, err
 	}
-	if f, err = stream.Recv(); err != nil {
+	f, err = stream.Recv()
+	if err != nil {
 		return hello, err
 	}
 	if !hmac.Equal(f.GetProof(), prove(r.options.Secret, "caller", bound, hello, own)) {

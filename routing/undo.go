@@ -14,7 +14,8 @@ func (c *core) fail(now instant, a *ask) verdict {
 	// There is no decision to make: a refund is reported later.
 	case a.Kind >= ratelimit.Refund && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
-		if v.Charged = a.Cost; a.OfSlot() {
+		v.Charged = a.Cost
+		if a.OfSlot() {
 			v.Window = a.Window // by which it is given back
 		}
 	case policy == ratelimit.FailLocal:

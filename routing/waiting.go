@@ -173,7 +173,8 @@ func (w *waiting) here(now instant, i int) waitStep {
 	case unsure:
 		// A fetch has ended at once where there is no node to ask. If there are maxFetches already, this one gets
 		// its turn later, or runs out of time.
-		if s.fetch = w.fetch(w.asks[i].Key, w.bell); s.fetch != nil {
+		s.fetch = w.fetch(w.asks[i].Key, w.bell)
+		if s.fetch != nil {
 			return w.one(now, i)
 		}
 	}

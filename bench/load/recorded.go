@@ -114,12 +114,14 @@ func (r *recorder) csv(in io.Reader) error {
 		}
 		hits, node := int64(1), -1
 		if len(row) > 2 {
-			if hits, err = strconv.ParseInt(row[2], 10, 64); err != nil {
+			hits, err = strconv.ParseInt(row[2], 10, 64)
+			if err != nil {
 				return fmt.Errorf("trace line %d: hits is %q, must be a whole number", n, row[2])
 			}
 		}
 		if len(row) > 3 {
-			if node, err = strconv.Atoi(row[3]); err != nil {
+			node, err = strconv.Atoi(row[3])
+			if err != nil {
 				return fmt.Errorf("trace line %d: node is %q, must be a whole number", n, row[3])
 			}
 		}

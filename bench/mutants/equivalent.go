@@ -26,7 +26,8 @@ func readEquivalents(file string) (equivalents, error) {
 	for block := range strings.SplitSeq(string(text), "\n\n") {
 		var entry []string
 		for line := range strings.Lines(block) {
-			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			line = strings.TrimSpace(line)
+			if line != "" && line[0] != '#' {
 				entry = append(entry, line)
 			}
 		}

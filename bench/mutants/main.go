@@ -112,7 +112,8 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) (*report, 
 	}
 	defer os.RemoveAll(temp)
 	h := &hunt{temp: temp, say: o.say}
-	if all, err = p.prepare(ctx, h, packages, all); err != nil {
+	all, err = p.prepare(ctx, h, packages, all)
+	if err != nil {
 		return nil, err
 	}
 	results, err := h.all(ctx, all, time.Now().Add(o.budget))

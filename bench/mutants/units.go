@@ -54,7 +54,8 @@ func (p *plan) programs(ctx context.Context, overlay, temp string) (all []*progr
 
 // build builds the binary, and lists its tests.
 func (p *program) build(ctx context.Context, overlay, temp string) (err error) {
-	if p.binary, err = plant.Build(ctx, p.dir, overlay, temp); err != nil {
+	p.binary, err = plant.Build(ctx, p.dir, overlay, temp)
+	if err != nil {
 		return err
 	}
 	list := exec.CommandContext(ctx, p.binary, "-test.list", "^Test")

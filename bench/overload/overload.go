@@ -100,7 +100,8 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 	}
 	defer fleet.Stop()
 	m := &meter{Options: o, report: r, server: fleet.Nodes[0]}
-	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced); err != nil {
+	m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced)
+	if err != nil {
 		return nil, err
 	}
 	defer m.client.close()

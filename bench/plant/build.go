@@ -45,7 +45,8 @@ func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, er
 		return nil, err
 	}
 	b := &Binary{dir: filepath.Join(root, pkg), bugs: bugs}
-	if b.path, err = Build(ctx, b.dir, overlay, into); err != nil {
+	b.path, err = Build(ctx, b.dir, overlay, into)
+	if err != nil {
 		return nil, fmt.Errorf("with bugs, of which that of __mN is number N of %d: %w", len(bugs), err)
 	}
 	return b, nil

@@ -59,7 +59,8 @@ func NewFleet(binary, rules string, nodes int, shared bool, more ...string) (*Fl
 
 // OpenRedis starts a Redis, which nodes that start from now on share. If that fails, nothing is left of the fleet.
 func (f *Fleet) OpenRedis() (err error) {
-	if f.Redis, err = OpenRedis(); err != nil {
+	f.Redis, err = OpenRedis()
+	if err != nil {
 		f.Stop()
 		return err
 	}

@@ -119,7 +119,8 @@ func (u RedisUse) Since(before RedisUse) RedisUse {
 	}
 	for name, c := range u.Commands {
 		was := before.Commands[name]
-		if c.Calls -= was.Calls; c.Calls > 0 {
+		c.Calls -= was.Calls
+		if c.Calls > 0 {
 			c.Time -= was.Time
 			d.Commands[name] = c
 		}

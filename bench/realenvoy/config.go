@@ -77,7 +77,8 @@ func (c *Config) place() (*placed, error) {
 		}
 	}
 	tree["admin"] = object{"address": object{"socket_address": setAddress(object{}, p.admin)}}
-	if p.text, err = json.Marshal(tree); err != nil {
+	p.text, err = json.Marshal(tree)
+	if err != nil {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
 	return p, nil

@@ -98,7 +98,8 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 		return nil, err
 	}
 	r := &EndToEndReport{Rate: o.Rate, Nodes: o.Nodes}
-	if r.Envoy, err = Version(binary); err != nil {
+	r.Envoy, err = Version(binary)
+	if err != nil {
 		return nil, err
 	}
 	bare, err := withoutFilter(deploy.Envoy)

@@ -25,11 +25,13 @@ func Find() (binary string, err error) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
 			continue
 		}
-		if binary, err = exec.LookPath(filepath.Join(dir, ".cache", "envoy", "bin", "envoy")); err == nil {
+		binary, err = exec.LookPath(filepath.Join(dir, ".cache", "envoy", "bin", "envoy"))
+		if err == nil {
 			return binary, nil
 		}
 	}
-	if binary, err = exec.LookPath("envoy"); err != nil {
+	binary, err = exec.LookPath("envoy")
+	if err != nil {
 		return "", ErrNoEnvoy
 	}
 	return binary, nil
@@ -65,7 +67,8 @@ func Start(binary string, c *Config) (*Envoy, error) {
 	cmd := exec.Command(binary, "--config-yaml", string(p.text), "--log-level", "warn", "--log-format", "[%l] %v",
 		"--disable-hot-restart", "--concurrency", "1")
 	cmd.Stderr = e
-	if e.Process, err = process.Launch(cmd); err != nil {
+	e.Process, err = process.Launch(cmd)
+	if err != nil {
 		return nil, err
 	}
 	e.Debug = p.admin

@@ -99,7 +99,7 @@ var planted = []struct {
 		Wrong: "if a.Cost > share {",
 	}},
 	{219, plant.Bug{
-		Name: "a key that was forgotten comes back under its old name", File: "leasing/lane.go",
+		Name: "a key that was forgotten comes back under its old name", File: "leasing/late.go",
 		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
 		Wrong: "return f.name",
 	}},

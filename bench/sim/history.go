@@ -137,7 +137,8 @@ func (h *historian) rule() {
 	if h.chance(0.15) { // long windows, with one turn in the run
 		r.Limit.Unit, r.Limit.Multiplier = pick(h, ratelimit.Minute, ratelimit.Hour, ratelimit.Day, ratelimit.Month, ratelimit.Year), 1
 		if r.Limit.Unit == ratelimit.Month && h.chance(0.5) {
-			if r.Limit = r.Limit.Cut(); r.Limit.Unit == ratelimit.CalendarMonth && h.chance(0.5) {
+			r.Limit = r.Limit.Cut()
+			if r.Limit.Unit == ratelimit.CalendarMonth && h.chance(0.5) {
 				r.Limit = r.Limit.Billed(h.calendar())
 			}
 		}

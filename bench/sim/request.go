@@ -71,7 +71,8 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 	case chance < w.Mix.Peeks+w.Mix.Refunds:
 		a.Kind = ratelimit.Refund
 		if l := &rule.Limit; w.Mix.Honest && l.Algorithm != ratelimit.TokenBucket {
-			if a.Cost = min(a.Cost, k.judge.Spent(k.part.time())); a.Cost == 0 {
+			a.Cost = min(a.Cost, k.judge.Spent(k.part.time()))
+			if a.Cost == 0 {
 				a.Kind = ratelimit.Peek
 			}
 		}

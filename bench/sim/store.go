@@ -265,7 +265,8 @@ func (s *store) trip(n *node, p *part, do, then func()) {
 		return
 	}
 	s.in(s.travel(s.Net.Trip), func() {
-		if do(); s.reaches(n, p) && n.deaf == 0 {
+		do()
+		if s.reaches(n, p) && n.deaf == 0 {
 			s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(then) })
 		}
 	})
@@ -285,7 +286,8 @@ func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int))
 		if is == nil {
 			return
 		}
-		if nodes = account.Lapsing(is.Holders, n.name<<nameBits); len(nodes) > 0 {
+		nodes = account.Lapsing(is.Holders, n.name<<nameBits)
+		if len(nodes) > 0 {
 			s.trip(n, s.parts[0], func() { over, _ = s.parts[0].ledger.(registrar).Over(s.ctx, nodes) }, settle)
 		}
 	}

@@ -70,7 +70,8 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 			if err != nil {
 				return nil, err
 			}
-			if *result, err = Run(o); err != nil {
+			*result, err = Run(o)
+			if err != nil {
 				return nil, err
 			}
 			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Tokens

@@ -138,7 +138,8 @@ func (w *world) play() {
 		if !more && at > w.ends {
 			return
 		}
-		if w.idle++; at > w.now {
+		w.idle++
+		if at > w.now {
 			w.idle = 0
 		} else if w.idle > livelock {
 			w.violate(-1, -1, "%d events at one instant: something goes round and round", livelock)

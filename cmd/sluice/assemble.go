@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -62,10 +61,12 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.source, p.store, err = c.rules(coordination, noHolds, log); err != nil {
+	p.source, p.store, err = c.rules(coordination, noHolds, log)
+	if err != nil {
 		return nil, err
 	}
-	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
+	p.decider, err = c.decider(p.clock, p.store, log)
+	if err != nil {
 		return nil, err
 	}
 	var redact *console.Redactor
@@ -97,13 +98,14 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)
 	}
-	if p.spans, err = c.Tracing.start(log); err != nil {
+	p.spans, err = c.Tracing.start(log)
+	if err != nil {
 		return nil, err
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
 		Metrics: p.shown, Inspector: p.limiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Log: log,
-		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
+		Quotas: quotas, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock), budgets, gate)
 	return p, err
@@ -133,7 +135,8 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	}
 	options.Note = seatNote(p.shown.Seat)
 	var err error
-	if options.TLS, err = c.TLS.credentials(p.shown.Certificates, p.log); err != nil {
+	options.TLS, err = c.TLS.credentials(p.shown.Certificates, p.log)
+	if err != nil {
 		return nil, err
 	}
 	return server.New(svc, public, debug, only, options, p.log)

@@ -47,12 +47,14 @@ type decider struct {
 // decider makes what decides, from below: the ledger (STORE_URL, REDIS_URL; this process's memory where neither is
 // set), the ring over it (PEERS), and the modes of rules over both.
 func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (d *decider, err error) {
-	if d, err = c.ledger(clock, rules, log); err != nil {
+	d, err = c.ledger(clock, rules, log)
+	if err != nil {
 		return nil, err
 	}
 	limits := overrides.NewTable()
 	if c.Ring.Peers != "" {
-		if d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), limits, d.run, clock, log); err != nil {
+		d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), limits, d.run, clock, log)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -97,7 +99,8 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		}
 		return seat, wanted
 	}
-	if d.limiter = stores[0].Fleet; len(stores) > 1 {
+	d.limiter = stores[0].Fleet
+	if len(stores) > 1 {
 		d.limiter = newByUnit(stores[0].Fleet, stores[1].Fleet)
 	}
 	d.slots = stores[0].slots

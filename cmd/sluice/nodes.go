@@ -136,7 +136,8 @@ func (r *registry) register(ctx context.Context, text string) {
 		if !ok {
 			continue
 		}
-		if count++; len(nodes) < mostNodes {
+		count++
+		if len(nodes) < mostNodes {
 			n.Here = n.Name == r.name
 			nodes = append(nodes, n)
 		}

@@ -69,7 +69,8 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, young bool) {
 		w.log.Warn("the store lost its data: for two seconds nodes state their totals, and admit their leases and at most a twentieth of each limit")
 		w.restoring = true
 	}
-	if w.recoveries = s.Recoveries; w.restoring && !young {
+	w.recoveries = s.Recoveries
+	if w.restoring && !young {
 		w.log.Info("the data of the store is restored, except the usage of nodes that ended")
 		w.restoring = false
 	}

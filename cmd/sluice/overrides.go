@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
@@ -43,7 +42,7 @@ func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
 	}
 	d.overrides.Now = func() ratelimit.LedgerTime { return at(clock()) }
-	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at, leasing.KeyOfName), d.limiter}
+	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at), d.limiter}
 	d.beside(func(ctx context.Context) {
 		last := rules.Rules()
 		pace.Every(ctx, time.Second, func() {

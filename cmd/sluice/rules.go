@@ -44,7 +44,8 @@ func (s *flags) source(log *slog.Logger) (config.Source, error) {
 // rules finds where rules come from, and reads the first.
 // noHolds is why rules may have no holds with an id; nil: they may.
 func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log *slog.Logger) (source config.Source, store *config.Store, err error) {
-	if source, err = c.source(log); err != nil {
+	source, err = c.source(log)
+	if err != nil {
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
@@ -58,7 +59,8 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 	}
 	err = store.Load()
 	if err != nil && c.LastGood != "" {
-		if err = store.LoadLastGood(err); err != nil {
+		err = store.LoadLastGood(err)
+		if err != nil {
 			log.Warn("no copy of the last good rules is available (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
 	}

@@ -87,7 +87,8 @@ func eitherSide(own clienttls.Certificate, now time.Time, least uint16, ca, caSe
 	if ca == "" {
 		return c, nil
 	}
-	if c.ClientCAs, err = clienttls.Pool(ca); err != nil {
+	c.ClientCAs, err = clienttls.Pool(ca)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", caSetting, err)
 	}
 	c.RootCAs, c.ClientAuth = c.ClientCAs, tls.RequireAndVerifyClientCert

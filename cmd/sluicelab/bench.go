@@ -53,7 +53,8 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	}
 	defer done()
 	given.Binary = path
-	if given.Lab, err = os.Executable(); err != nil {
+	given.Lab, err = os.Executable()
+	if err != nil {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
 	if out := s.Progress(); out != nil {

@@ -54,7 +54,8 @@ func (m *measured) find() (path string, done func(), err error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nothing, nil
 	}
-	if path, err = exec.LookPath("sluice"); err == nil {
+	path, err = exec.LookPath("sluice")
+	if err == nil {
 		return path, nothing, nil
 	}
 	dir, err := os.MkdirTemp("", "sluicelab")

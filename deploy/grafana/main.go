@@ -173,7 +173,8 @@ func (d *dashboard) json() ([]byte, error) {
 			"fieldConfig": object{"defaults": object{"unit": p.unit, "custom": object{"fillOpacity": 8, "showPoints": "never"}}, "overrides": []object{}},
 			"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi"}},
 		})
-		if x += width; x >= 24 {
+		x += width
+		if x >= 24 {
 			x, y = 0, y+8
 		}
 	}

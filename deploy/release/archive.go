@@ -50,7 +50,8 @@ func (r *release) tar(entries []entry) ([]byte, error) {
 		data := e.data
 		if e.from != "" {
 			var err error
-			if data, err = os.ReadFile(e.from); err != nil {
+			data, err = os.ReadFile(e.from)
+			if err != nil {
 				return nil, err
 			}
 		}

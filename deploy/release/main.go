@@ -100,7 +100,8 @@ func (r *release) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.made, err = time.Parse(time.RFC3339, seconds); err != nil {
+	r.made, err = time.Parse(time.RFC3339, seconds)
+	if err != nil {
 		return fmt.Errorf("git show: %w", err)
 	}
 	r.made, r.commit = r.made.UTC(), commit

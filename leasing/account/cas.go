@@ -197,7 +197,8 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 		return err
 	}
 	for i, a := range changing {
-		if a.made = made[i]; a.made {
+		a.made = made[i]
+		if a.made {
 			l.recall(a.change.Name, a.asked)
 		}
 	}

@@ -30,9 +30,8 @@ type Claim struct {
 	// both below 0. Of a token bucket they are those of the lease, and a Spent below 0 is a refund.
 	Taken, Spent tokens
 	// Need is granted as far as it is free, of a bucket only in whole units: each Unit serves a request. A Unit below 1
-	// is 1. What whole units get is spent at once. Beyond the need, up to Want is granted, at most a
-	// Share-th of the free tokens in all. Of a bucket, the rest of the lease goes on up to Want if there is no need, and
-	// else goes back.
+	// is 1. What whole units get is spent at once. Beyond the need, up to Want is granted, at most a Share-th of the
+	// free tokens in all. Of a bucket, the rest of the lease goes on up to Want without a need, and else goes back.
 	Need, Want, Unit tokens
 }
 

@@ -155,7 +155,8 @@ func (l *Redis) listen(ctx context.Context, channel string, ready func(), receiv
 				ready()
 			case *redis.Message:
 				received(m.Payload)
-				if n++; n%recallsAnswered == 0 {
+				n++
+				if n%recallsAnswered == 0 {
 					_ = from.Ping(ctx) // an error breaks the subscription
 				}
 			}

@@ -95,7 +95,8 @@ func (l *Redis) known(ctx context.Context) (*layout, error) {
 	if x == nil {
 		l.reading.Lock()
 		defer l.reading.Unlock()
-		if x = l.current.Load(); x != nil {
+		x = l.current.Load()
+		if x != nil {
 			return x, nil
 		}
 		err := l.readLocked(ctx)
@@ -135,7 +136,8 @@ func (l *Redis) readLocked(ctx context.Context) error {
 		name := l.epochKey(tag)
 		c, err := l.cluster.MasterForKey(ctx, name)
 		if err != nil { // a slot without a master: its claims fail
-			if failed = err; ctx.Err() != nil {
+			failed = err
+			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			continue
@@ -298,7 +300,8 @@ func slotOf(tag string) uint16 {
 		crc ^= uint16(tag[i]) << 8
 		for range 8 {
 			carry := crc&0x8000 != 0
-			if crc <<= 1; carry {
+			crc <<= 1
+			if carry {
 				crc ^= 0x1021
 			}
 		}

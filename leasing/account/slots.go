@@ -104,7 +104,8 @@ func (l *Redis) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
 	for i := range left {
 		left[i] = i
 	}
-	if left = l.slots(ctx, asks, answers, left, slotsScript.EvalSha); len(left) > 0 {
+	left = l.slots(ctx, asks, answers, left, slotsScript.EvalSha)
+	if len(left) > 0 {
 		l.slots(ctx, asks, answers, left, slotsScript.Eval)
 	}
 }
@@ -123,7 +124,8 @@ func (l *Redis) slots(
 	}
 	_, _ = pipe.Exec(ctx) // each has its own error
 	for n, i := range left {
-		if answers[i] = slotAnswer(cmds[n]); redis.HasErrorPrefix(cmds[n].Err(), "NOSCRIPT") {
+		answers[i] = slotAnswer(cmds[n])
+		if redis.HasErrorPrefix(cmds[n].Err(), "NOSCRIPT") {
 			again = append(again, i)
 		}
 	}
@@ -189,7 +191,8 @@ func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
 		var all Slots
 		failed, changed := all.decode(r.Data), false
 		for _, i := range of[k] {
-			if answers[i] = (SlotAnswer{Err: failed}); failed == nil {
+			answers[i] = (SlotAnswer{Err: failed})
+			if failed == nil {
 				x, changes := all.Decide(now, &asks[i])
 				answers[i], changed = x, changed || changes
 			}

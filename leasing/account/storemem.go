@@ -140,7 +140,8 @@ func (s *MemoryStore) Copy() *MemoryStore {
 func (s *MemoryStore) Lose(older *MemoryStore, life string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.records = map[string]memoryRecord{}; older != nil {
+	s.records = map[string]memoryRecord{}
+	if older != nil {
 		s.records = maps.Clone(older.records)
 	}
 	s.life = life

@@ -114,7 +114,8 @@ func (w *Window) add(e *Event) {
 		w.Unsettled++
 		return
 	}
-	if w.Events++; w.Events == 1 {
+	w.Events++
+	if w.Events == 1 {
 		w.Begins = time.UnixMicro(int64(e.At)).UTC()
 	}
 	h := w.holders[e.Holder]

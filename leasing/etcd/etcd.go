@@ -74,7 +74,8 @@ func (s *Store) Prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = s.read(ctx, c, nil); err == nil {
+	_, err = s.read(ctx, c, nil)
+	if err == nil {
 		err = s.leases.ahead(clientv3.WithRequireLeader(ctx), c, s.now())
 	}
 	if err != nil {
@@ -174,7 +175,8 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	if err != nil {
 		return x, err
 	}
-	if x, err = s.read(ctx, c, keys); err != nil {
+	x, err = s.read(ctx, c, keys)
+	if err != nil {
 		return x, s.failed(ctx, err)
 	}
 	return x, nil

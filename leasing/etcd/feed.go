@@ -91,7 +91,8 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 		}
 		p.Records, after = append(p.Records, record), place
 	}
-	if p.More = r.More; p.More {
+	p.More = r.More
+	if p.More {
 		p.Place = after
 	}
 	p.Place = max(p.Place, after)
@@ -146,7 +147,8 @@ func (f Feed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {
 	put := func(at *tip, now instant, has []table.Record) ([]table.Record, error) {
-		if is = has[0]; !is.Is(expected, now) {
+		is = has[0]
+		if !is.Is(expected, now) {
 			return nil, table.ErrChanged
 		}
 		r.Version = max(now, at.Top+1)
@@ -214,7 +216,8 @@ func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, p
 	has, places = make([]table.Record, len(keys)), make([]int64, len(keys))
 	for i, one := range r.Responses {
 		if data := recordOf(one.GetResponseRange()).Data; data != nil {
-			if has[i], places[i], err = readPlaced(data); err != nil {
+			has[i], places[i], err = readPlaced(data)
+			if err != nil {
 				return nil, nil, err
 			}
 		}

@@ -81,7 +81,8 @@ func (l *leases) of(
 	// Not the client's Grant, which has no argument for a number.
 	request := &etcdserverpb.LeaseGrantRequest{ID: int64(id), TTL: int64(ttl / time.Second)}
 	_, err := clientv3.RetryLeaseClient(c).LeaseGrant(ctx, request)
-	if err = clientv3.ContextError(ctx, err); err != nil && !errors.Is(err, rpctypes.ErrLeaseExist) {
+	err = clientv3.ContextError(ctx, err)
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseExist) {
 		return 0, err
 	}
 	l.mu.Lock()

@@ -39,7 +39,8 @@ func parse(rawURL string) (p parsed, err error) {
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, rest = rest[:at], rest[at+1:]
 	}
-	if p.config, err = configOf(rest); err != nil {
+	p.config, err = configOf(rest)
+	if err != nil {
 		return p, err
 	}
 	if err := p.credentials(user); err != nil {

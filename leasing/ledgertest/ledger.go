@@ -29,7 +29,8 @@ func messages(t *testing.T, l account.Ledger) {
 		for _, kind := range []string{"claim", "draw"} {
 			for seq := uint64(1); seq < 4; seq++ {
 				c := Claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
-				if c.Limit = limit; kind == "draw" {
+				c.Limit = limit
+				if kind == "draw" {
 					c.Seq = 0
 				}
 				if limit.Algorithm == ratelimit.TokenBucket {

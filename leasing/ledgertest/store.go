@@ -41,7 +41,8 @@ func fleet(t *testing.T, one, other Database) {
 			}
 			for range 2 { // the second time all have registered
 				err := s.Register(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
-					if said[node] = text; ago < 0 || ago > time.Minute {
+					said[node] = text
+					if ago < 0 || ago > time.Minute {
 						t.Errorf("%s said %q %v ago", node, text, ago)
 					}
 				})
@@ -143,7 +144,8 @@ func write(t *testing.T, s Database) {
 		change(t.Name()+"new", 3),
 		{StoreKey: account.StoreKey{Name: names[3]}},
 	}
-	if made, err = s.Write(t.Context(), life, some); err != nil || fmt.Sprint(made) != "[true false false false true]" {
+	made, err = s.Write(t.Context(), life, some)
+	if err != nil || fmt.Sprint(made) != "[true false false false true]" {
 		t.Errorf("made were %v, %v", made, err)
 	}
 	y := snapshot(t, s, names[0], names[1], t.Name()+"new")

@@ -50,7 +50,8 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 		return p, errUnprepared
 	}
 	for p.Life == "" {
-		if p, err = f.since(ctx, after, n); err == nil && p.Life == "" {
+		p, err = f.since(ctx, after, n)
+		if err == nil && p.Life == "" {
 			_, err = f.pool.Exec(ctx, beginFeedSQL, f.prefix) // there is no row, or no more
 		}
 		if err != nil {
@@ -163,7 +164,8 @@ func (f Feed) Set(
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
-		if is = recordOf([]byte(r.Key), version, ends, value); !is.Is(expected, x.now) {
+		is = recordOf([]byte(r.Key), version, ends, value)
+		if !is.Is(expected, x.now) {
 			return table.ErrChanged
 		}
 		r.Version = max(x.now, ratelimit.LedgerTime(x.top)+1)

@@ -173,7 +173,8 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	}
 	made, err := s.write(ctx, inLife, changes)
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == noPartition {
-		if err = s.partitions(ctx, changes); err == nil {
+		err = s.partitions(ctx, changes)
+		if err == nil {
 			made, err = s.write(ctx, inLife, changes)
 		}
 	}
@@ -188,7 +189,8 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	all := map[string]*rows{} // by their statements
 	for i := range changes {
 		c := &changes[i]
-		if made[i] = c.Data == nil; made[i] {
+		made[i] = c.Data == nil
+		if made[i] {
 			continue
 		}
 		sql := changeSQL

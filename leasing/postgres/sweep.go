@@ -103,7 +103,8 @@ func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, m
 			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '200ms'; SET LOCAL enable_seqscan = on"); err != nil {
 				return err
 			}
-			if n, err = dropPartitions(ctx, tx, before); err != nil {
+			n, err = dropPartitions(ctx, tx, before)
+			if err != nil {
 				return err
 			}
 			gone, err := tx.Exec(ctx, `DELETE FROM sluice_accounts_0 WHERE ctid = ANY(ARRAY(

@@ -117,7 +117,8 @@ func (p *Proxy) replies(client, server net.Conn) {
 		garbage, lose := false, false
 		p.set(func() {
 			delay, garbage = p.delay, p.garbage
-			if lose = p.swallow > 0; lose {
+			lose = p.swallow > 0
+			if lose {
 				p.swallow--
 			}
 		})

@@ -135,7 +135,8 @@ func (s *Server) Run() {
 	client := s.Client()
 	defer client.Close()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) { // until it answers
-		if err = client.Ping(context.Background()).Err(); err == nil {
+		err = client.Ping(context.Background()).Err()
+		if err == nil {
 			return
 		}
 		if time.Now().After(end) {

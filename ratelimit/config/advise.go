@@ -176,7 +176,8 @@ func (a *adviser) hidden(d *Descriptor, own *node, s *siblings, above string) {
 // firstMatch is the first wildcard that matches a value, or nil.
 func (a *adviser) firstMatch(wildcards []*node, value string) *node {
 	for _, n := range wildcards {
-		if a.left -= len(value) + len(n.pattern.text); a.left < 0 {
+		a.left -= len(value) + len(n.pattern.text)
+		if a.left < 0 {
 			return nil
 		}
 		if n.pattern.matches(value) {

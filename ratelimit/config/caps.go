@@ -101,7 +101,8 @@ func (b Caps) all(files []Text) error {
 	}
 	sum := 0
 	for _, f := range files {
-		if sum += len(f.Data); sum > b.TotalBytes {
+		sum += len(f.Data)
+		if sum > b.TotalBytes {
 			return fmt.Errorf("all files up to %s have %d bytes, and the maximum is %d: use fewer rules, or raise "+
 				"MAX_MEMORY", cut(f.Name, maxName), sum, b.TotalBytes)
 		}

@@ -119,7 +119,8 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	}
 	// A full name includes the names above it: a long key with many descriptors below it, or nested
 	// long keys, take quadratic space.
-	if c.paths += len(above.names) + len(d.Key) + len(d.Value); c.paths > maxPathBytes {
+	c.paths += len(above.names) + len(d.Key) + len(d.Value)
+	if c.paths > maxPathBytes {
 		if !c.full {
 			c.full = true
 			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
@@ -170,7 +171,8 @@ func (l level) place(n *node, d *Descriptor) (first *node) {
 		s = &siblings{exact: map[string]*node{}, patterns: map[string]*node{}}
 		l[d.Key] = s
 	}
-	if first = s.of(d.Value); first != nil {
+	first = s.of(d.Value)
+	if first != nil {
 		return first
 	}
 	switch {

@@ -63,7 +63,8 @@ func (d *decoder) unknown(f *yamlField, known []string) {
 
 // another counts a descriptor, and reports whether the cap allows it.
 func (d *decoder) another(at Place) bool {
-	if d.rules++; d.rules == d.most+1 {
+	d.rules++
+	if d.rules == d.most+1 {
 		d.problems.add(at, "config error, all files together have more than %d descriptors, from this one on: use "+
 			"fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
 	}

@@ -33,7 +33,8 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		if n == nil {
 			return append(steps, step)
 		}
-		if at = n.below; i == len(entries)-1 {
+		at = n.below
+		if i == len(entries)-1 {
 			switch {
 			case n.rule == nil:
 				step.Why += "; it has no rate_limit"

@@ -159,7 +159,8 @@ func (n *node) spot() *spot {
 	switch {
 	case n.rule != nil:
 		p.ruled, p.fields = true, append(p.fields, fieldsOf(n.rule)...)
-		if p.limit = n.rule.Limit.String(); n.rule.Unlimited {
+		p.limit = n.rule.Limit.String()
+		if n.rule.Unlimited {
 			p.limit = "unlimited"
 		}
 		p.limit += ", mode " + n.rule.Coordination.Mode.String()

@@ -195,7 +195,8 @@ func (w *treeWalk) names(path string) ([]string, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("config directory: %w", err)
 	}
-	if w.count += len(names); w.count > most {
+	w.count += len(names)
+	if w.count > most {
 		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
 			"remove other files, or move the rules", cut(path, maxName), most)
 	}
@@ -222,7 +223,8 @@ func (w *treeWalk) read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("config file %s: it exceeds %d bytes: split it into several files",
 			cut(path, maxName), b.FileBytes)
 	}
-	if w.bytes += len(data); w.bytes > b.TotalBytes {
+	w.bytes += len(data)
+	if w.bytes > b.TotalBytes {
 		return nil, fmt.Errorf("config file %s: with it all files have %d bytes, and the maximum is %d: use fewer "+
 			"rules, or raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
 	}

@@ -84,7 +84,8 @@ func (t *Tree) addAll(w *fsnotify.Watcher) {
 		paths = append(paths, walk.dirs...)
 	}
 	for i, p := range paths {
-		if paths[i] = resolveLinks(p); paths[i] != "" {
+		paths[i] = resolveLinks(p)
+		if paths[i] != "" {
 			_ = w.Add(paths[i]) // again, because it may be another directory of this name
 		}
 	}

@@ -115,7 +115,8 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 // lineOf is a line of a text, or "" if there is no such line.
 func lineOf(text []byte, number int) string {
 	for line := range bytes.Lines(text) {
-		if number--; number == 0 {
+		number--
+		if number == 0 {
 			return strings.TrimRight(string(line), "\r\n")
 		}
 	}
@@ -157,7 +158,8 @@ func (r *resolver) place(n *yaml.Node) Place {
 func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 	v := yamlValue{place: r.place(n)}
 	// The parser makes up to two nodes of a token, and one document.
-	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
+	r.nodes++
+	if r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
 			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that "+
 				"are left, or it is nested deeper than %d: use fewer rules, or fewer levels", r.most,

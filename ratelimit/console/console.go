@@ -33,9 +33,8 @@ type Source struct {
 	Token string
 	// Overrides are the limits of keys that are set at run time.
 	Overrides *overrides.Book
-	// Quotas has the streams of Envoys at this node. KeyName names a key, as the store does.
-	Quotas  *rlqs.Node
-	KeyName func(key []byte) string
+	// Quotas has the streams of Envoys at this node.
+	Quotas *rlqs.Node
 	// Nodes returns the nodes that share the store, and the age of that list.
 	Nodes func() Fleet
 	// Name is this node's debug port, as other nodes reach it.

@@ -1,6 +1,9 @@
 package console
 
-import "github.com/sluice-gate/sluice/ratelimit/rlqs"
+import (
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
+)
 
 // Envoys are Envoys that enforce leases of this node.
 type Envoys struct {
@@ -23,7 +26,7 @@ func (c *console) envoys() *Envoys {
 	var held []rlqs.Holder
 	held, e.Leases = c.Quotas.Largest(shownHeld)
 	for _, h := range held {
-		e.Held = append(e.Held, Held{c.Redact.account(c.KeyName(h.Key)), h})
+		e.Held = append(e.Held, Held{c.Redact.account(ratelimit.KeyName(h.Key)), h})
 	}
 	return e
 }

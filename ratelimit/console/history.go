@@ -361,7 +361,8 @@ func (c *console) history(w http.ResponseWriter, r *http.Request) error {
 	var since int64
 	var err error
 	if text := r.URL.Query().Get("since"); text != "" {
-		if since, err = strconv.ParseInt(text, 10, 64); err != nil {
+		since, err = strconv.ParseInt(text, 10, 64)
+		if err != nil {
 			return refusing(http.StatusBadRequest, "since is %q, must be Unix milliseconds, as in at_ms", text)
 		}
 	}

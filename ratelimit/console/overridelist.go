@@ -115,7 +115,8 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	n := defaultPage
 	if text := page.Get("limit"); err == nil && text != "" {
-		if n, err = strconv.Atoi(text); err != nil || n < 1 || n > overridesOfAPage {
+		n, err = strconv.Atoi(text)
+		if err != nil || n < 1 || n > overridesOfAPage {
 			err = fmt.Errorf("limit is %.40q, must be between 1 and %d", text, overridesOfAPage)
 		}
 	}

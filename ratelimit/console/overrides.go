@@ -190,7 +190,8 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overri
 		return o, bad("unit is %.40q, and the rule's limit is %s: leave unit out, and write the limit for that period",
 			s.Unit, l)
 	}
-	if o.Expires, err = expiry(s.Expires, now); err != nil {
+	o.Expires, err = expiry(s.Expires, now)
+	if err != nil {
 		return o, bad("%v", err)
 	}
 	return o, overrideText("reason", s.Reason)

@@ -102,7 +102,7 @@ func newOverridable(t *testing.T) *overridable {
 		files: files, changes: new(metrics.OverrideChanges),
 	}
 	n.book = &overrides.Book{Table: records, Keeper: n.overriding, Now: func() ratelimit.LedgerTime { return at(0) }}
-	base := overrides.NewLimiter(leasing.NewLocal(100, 1, wall), records, at, leasing.KeyOfName)
+	base := overrides.NewLimiter(leasing.NewLocal(100, 1, wall), records, at)
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: resetting{base, n.overriding},
@@ -110,7 +110,7 @@ func newOverridable(t *testing.T) *overridable {
 		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
 		Quotas: rlqs.NewNode(rlqs.Source{}, rlqs.Options{}), Nodes: func() (f Fleet) { return f },
 		Name: func() string { return "" }, History: NewHistory(metrics.Collector{}, nil),
-		Overrides: n.book, KeyName: leasing.KeyName, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
+		Overrides: n.book, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)
 	n.Handler = mux

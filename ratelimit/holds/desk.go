@@ -37,7 +37,8 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 		if !bytes.Equal(h.tags[i], tag) {
 			continue
 		}
-		if result = ratelimit.HoldExpired; now-h.at > int64(ttl/time.Second) {
+		result = ratelimit.HoldExpired
+		if now-h.at > int64(ttl/time.Second) {
 			break
 		}
 		result = ratelimit.HoldReplayed

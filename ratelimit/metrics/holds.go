@@ -26,7 +26,8 @@ var holdMetrics = []metric{
 // writeHolds writes those with labels of their own.
 func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(name, labels string, n int64)) {
 	head("sluice_holds_settled_total", "counter", "Results of holds: settled by their cost; unknown: they "+
-		"ended without one; failed: ended with an error; late: their window had ended; refused as forged, expired, foreign or replayed; left_out: "+
+		"ended without one; failed: ended with an error; late: their window had ended; refused as forged, "+
+		"expired, foreign or replayed; left_out: "+
 		"there was no room.")
 	for i := range rules {
 		if h := rules[i].sum.Held(); h != nil {

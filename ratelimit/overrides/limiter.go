@@ -18,10 +18,9 @@ type Base interface {
 type Limiter struct {
 	base  Base
 	table *table.Table
-	// time is the store's at an instant of this node, and keyOf is the key of an account's name.
-	time  func(ratelimit.Instant) ratelimit.LedgerTime
-	keyOf func(account string) ([]byte, bool)
-	pool  sync.Pool // of *scratch
+	// time is the store's at an instant of this node.
+	time func(ratelimit.Instant) ratelimit.LedgerTime
+	pool sync.Pool // of *scratch
 
 	mu sync.Mutex
 	// rules are derived ones, each once for all keys with the same limit. Guarded by mu.
@@ -40,10 +39,8 @@ const mostRules = 10_000
 type scratch struct{ asks []ratelimit.Ask }
 
 // NewLimiter makes a limiter over a base.
-func NewLimiter(
-	base Base, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime, keyOf func(string) ([]byte, bool),
-) *Limiter {
-	l := &Limiter{base: base, table: t, time: time, keyOf: keyOf}
+func NewLimiter(base Base, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime) *Limiter {
+	l := &Limiter{base: base, table: t, time: time}
 	l.pool.New = func() any { return new(scratch) }
 	return l
 }
@@ -168,7 +165,7 @@ func (l *Limiter) Drop(now ratelimit.Instant, key []byte) bool { return l.base.D
 func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	all := l.base.Hottest(now, n)
 	for i := range all {
-		if key, ok := l.keyOf(all[i].Account); ok {
+		if key, ok := ratelimit.KeyOfName(all[i].Account); ok {
 			x, _ := l.table.Get(ratelimit.DescriptorKey(key)).(*limit)
 			all[i].Overridden = x != nil && (x.ends == 0 || l.time(now) < x.ends)
 		}

@@ -37,7 +37,7 @@ func newNode(t testing.TB, rules string) *node {
 		Table: records, Keeper: &table.Alone{Table: records, Wall: wall},
 		Now: func() ratelimit.LedgerTime { return at(0) },
 	}
-	n.Limiter = NewLimiter(leasing.NewLocal(200_000, 1, wall()), records, at, leasing.KeyOfName)
+	n.Limiter = NewLimiter(leasing.NewLocal(200_000, 1, wall()), records, at)
 	n.load(rules)
 	return n
 }

@@ -289,7 +289,8 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of i
 			v, a := &x.verdicts[k], x.asks[k]
 			use(i, v)
 			// Less in any case, for the same amount would be refused again.
-			if a.Cost = min(v.Remaining, a.Cost-1); v.OverLimit && a.Cost > 0 {
+			a.Cost = min(v.Remaining, a.Cost-1)
+			if v.OverLimit && a.Cost > 0 {
 				x.asks[again], x.of[again] = a, i
 				again++
 			}

@@ -130,7 +130,8 @@ func (n *Node) leave(b *bucket, s *pool) {
 	s.holders[last] = nil
 	// A key without holders is dropped, so that keys of the past cost no memory. n.mu is held, so that no
 	// holder joins the pool meanwhile.
-	if s.holders = s.holders[:last]; last == 0 {
+	s.holders = s.holders[:last]
+	if last == 0 {
 		delete(n.pools, s.key)
 	}
 }

@@ -275,7 +275,8 @@ func (s *Service) settle() {
 func (o *debts) due(now instant) (due []*Debt, next instant) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.settles = len(o.all) > 0; !o.settles {
+	o.settles = len(o.all) > 0
+	if !o.settles {
 		return nil, 0
 	}
 	next = now.Add(debtsEvery)

@@ -133,7 +133,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 
 // reported takes in one report of a message, and returns the usage without a possible grant.
 func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bucket, excess tokens, err error) {
-	if b, err = s.bucket(r); err != nil {
+	b, err = s.bucket(r)
+	if err != nil {
 		return nil, 0, err
 	}
 	if s.node.stats.Reports.Add(1)%reportsATurn == 0 {
@@ -145,7 +146,8 @@ func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bu
 		return nil, 0, nil
 	}
 	// The rules may have changed since the last report, and with them how the bucket is served.
-	if b.serve(s.node, s.rules, domain); b.leaving == abandoned {
+	b.serve(s.node, s.rules, domain)
+	if b.leaving == abandoned {
 		return nil, 0, nil
 	}
 	return b, s.report(now, b, r.Usage), nil
@@ -225,7 +227,8 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 // credit gives back tokens that are proven dead.
 func (s *Session) credit(now instant, b *bucket, c tokens) {
 	// Undo takes back in the window of the payment only; a payment of an earlier one is over.
-	if c = min(c, b.paid.tokens); c <= 0 {
+	c = min(c, b.paid.tokens)
+	if c <= 0 {
 		return
 	}
 	b.paid.tokens -= c
@@ -237,7 +240,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 // Acked takes in that the Envoy has received all answers up to one, counted from 1.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
 	// Only sent answers can have been acknowledged, and acknowledgements may repeat themselves.
-	if upto = min(upto, s.sent); upto <= s.acked {
+	upto = min(upto, s.sent)
+	if upto <= s.acked {
 		return
 	}
 	s.begin()

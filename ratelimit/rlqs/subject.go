@@ -86,7 +86,8 @@ func (n *Node) release(s *subject) {
 	defer n.mu.Unlock()
 	n.stats.Buckets.Add(-1)
 	n.held -= bucketCost
-	if s.users--; s.users == 0 {
+	s.users--
+	if s.users == 0 {
 		n.held -= costs(s.name)
 		delete(n.subjects, s.name)
 	}

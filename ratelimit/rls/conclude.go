@@ -52,7 +52,8 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 func (c *call) judge(s *Service, m *match, negative bool) {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
-	if m.quota = s.options.QuotaMode; m.bare() {
+	m.quota = s.options.QuotaMode
+	if m.bare() {
 		return
 	}
 	m.quota = !m.rule.Unlimited && (m.rule.Quota || s.options.QuotaMode)

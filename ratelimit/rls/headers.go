@@ -77,7 +77,8 @@ func (c *call) appendIETF(m *match) {
 func (c *call) header(to protowire.Number, key string, name []byte, first string, n uint64, second string, m uint64) {
 	var room [256]byte
 	value := append(append(room[:0], name...), first...)
-	if value = strconv.AppendUint(value, n, 10); second != "" {
+	value = strconv.AppendUint(value, n, 10)
+	if second != "" {
 		value = strconv.AppendUint(append(value, second...), m, 10)
 	}
 	c.out = wire.AppendMessage(c.out, to, func(b []byte) []byte {

@@ -64,7 +64,8 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.ask(m, ask)
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
-		if h.settles = true; !c.replaced(&h, x) {
+		h.settles = true
+		if !c.replaced(&h, x) {
 			h.amount = hold.Amount
 		}
 		c.settle(&h, x.ends, ask)
@@ -77,7 +78,8 @@ func (c *call) addHeld(s *Service, i, start int) {
 			c.slot = holds.NewSlot()
 		}
 		h.amount = hold.Estimate(hits, ask.Key, &m.rule.Counters.Holds().Costs)
-		if ask.Cost, ask.Kind = h.amount, ratelimit.Spend; h.amount == 0 {
+		ask.Cost, ask.Kind = h.amount, ratelimit.Spend
+		if h.amount == 0 {
 			ask.Kind = ratelimit.Peek
 		}
 		if ask.OfSlot() {
@@ -108,7 +110,8 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
 		c.settle(h, x.ends, ask)
 	case ask.Rule.Hold == nil && h.result != ratelimit.HoldReplayed:
-		if m.settles = x.ends; !x.ends {
+		m.settles = x.ends
+		if !x.ends {
 			c.ask(m, ask)
 		}
 		return false
@@ -142,12 +145,14 @@ func (h *held) end(hold *ratelimit.Hold) {
 // settle requests the difference between a cost and its hold.
 func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
-	if h.result = ratelimit.SettledCost; ends {
+	h.result = ratelimit.SettledCost
+	if ends {
 		h.end(hold)
 	} else if hold != nil && hold.From == ratelimit.HoldLearned {
 		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, int64(h.cost))
 	}
-	if ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount; h.cost < h.amount {
+	ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount
+	if h.cost < h.amount {
 		ask.Kind, ask.Cost = ratelimit.Release, h.amount-h.cost
 	}
 	if ask.Cost > 0 {

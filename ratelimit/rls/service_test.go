@@ -100,7 +100,7 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
 	records := overrides.NewTable()
 	f.overrides = overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
-	limiter := overrides.NewLimiter(leasing.NewLocal(1000, f.now, start), records, at, leasing.KeyOfName)
+	limiter := overrides.NewLimiter(leasing.NewLocal(1000, f.now, start), records, at)
 	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
 		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	return f

@@ -37,7 +37,8 @@ func (g *gate) serve(ctx context.Context, held bool, serve func(net.Listener) er
 		}
 		if g.fixed {
 			var err error
-			if l, err = g.open(); err != nil {
+			l, err = g.open()
+			if err != nil {
 				return err
 			}
 		}
@@ -52,7 +53,8 @@ func (g *gate) open() (*transport.Listener, error) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.is = l; g.ended {
+	g.is = l
+	if g.ended {
 		l.End()
 	}
 	return l, nil

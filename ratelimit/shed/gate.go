@@ -124,7 +124,8 @@ func (g *Gate) decideLocked(now ratelimit.Instant, own int, patience time.Durati
 	}
 	callers := g.callers
 	if own == 0 {
-		if callers++; callers > 1 {
+		callers++
+		if callers > 1 {
 			g.shared = now
 		}
 	}

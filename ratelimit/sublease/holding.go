@@ -108,7 +108,8 @@ type Outcome struct {
 // Report takes in a report that has come at now.
 func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	before := h.use.last
-	if o.Lost = h.use.report(now, u); o.Lost {
+	o.Lost = h.use.report(now, u)
+	if o.Lost {
 		h.spent += h.Live() // all of it may have been spent since, unreported
 	}
 	if h.last.message == 0 && h.before == 0 {
@@ -206,7 +207,8 @@ func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant)
 	if waits {
 		l.acked = now.Add(Slack)
 	}
-	if crossing = h.Crossing(); waits && h.until > h.ends {
+	crossing = h.Crossing()
+	if waits && h.until > h.ends {
 		crossing = max(crossing, h.before)
 	}
 	return crossing, max(0, h.granted-h.spent), max(l.ends(), h.until)

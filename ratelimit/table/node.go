@@ -128,7 +128,8 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 		n.begin(page.Life)
 	}
 	n.take(page.Records, now, n.doubtful)
-	if n.place = page.Place; page.More {
+	n.place = page.Place
+	if page.More {
 		return true, nil
 	}
 	if n.forgot == 0 || now.Sub(n.forgot) >= sweeps {

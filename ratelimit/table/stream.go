@@ -32,7 +32,8 @@ const (
 func (s *Stream) Next() []byte {
 	for {
 		records, place, more := s.table.Since(s.place, messageRecords)
-		if s.place = place; len(records) > 0 || !more {
+		s.place = place
+		if len(records) > 0 || !more {
 			return encode(records)
 		}
 	}

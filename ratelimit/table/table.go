@@ -99,7 +99,8 @@ func (t *Table) Since(after int64, n int) (all []Record, place int64, more bool)
 		if len(all) == n {
 			return all, place, true
 		}
-		if place = e.place; t.records[e.Key] == e {
+		place = e.place
+		if t.records[e.Key] == e {
 			all = append(all, e.Record)
 		}
 	}

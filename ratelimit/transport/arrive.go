@@ -190,7 +190,8 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 		return err
 	}
 	// The window of a stream is as large as a message may be.
-	if s.received += f.length; s.received > c.Caps.MessageBytes+messagePrefix {
+	s.received += f.length
+	if s.received > c.Caps.MessageBytes+messagePrefix {
 		if s.exchange != nil { // whose answer may have begun
 			c.resetLocked(s.id, http2.ErrCodeFlowControl)
 			c.closeLocked(s)

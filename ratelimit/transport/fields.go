@@ -65,7 +65,8 @@ func (f *fields) read(block []byte) error {
 }
 
 func (f *fields) emit(h hpack.HeaderField) {
-	if f.size += int(h.Size()); f.size > f.most {
+	f.size += int(h.Size())
+	if f.size > f.most {
 		return
 	}
 	switch h.Name {

@@ -195,7 +195,8 @@ func (c *Client) stream(ctx context.Context, load *config.Store) (pushes int, er
 		}
 		// gRPC reports an open stream before any byte has come from the server. Only a push shows
 		// that it is there.
-		if pushes++; pushes == 1 {
+		pushes++
+		if pushes == 1 {
 			c.options.OnState(nil)
 		}
 		request = &discovery.DiscoveryRequest{
@@ -235,7 +236,8 @@ func (c *Client) take(push *discovery.DiscoveryResponse, load *config.Store) err
 	// load reads the source, so the new texts are in their place before it is called. If they are bad, the rules
 	// before stay in force, and a later load for another reason must find their texts.
 	before := c.swap(texts)
-	if err = load.Load(); err != nil {
+	err = load.Load()
+	if err != nil {
 		c.swap(before)
 	}
 	return err

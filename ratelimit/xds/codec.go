@@ -36,7 +36,8 @@ func init() { // descriptors hold descriptors, and values values
 // count takes a message and those in it off left. It reads the bytes once for
 // each level, and allocates nothing.
 func (s shape) count(b []byte, left *int, depth int) error {
-	if *left--; *left < 0 {
+	*left--
+	if *left < 0 {
 		return errMany
 	}
 	// Each level is a call of this function, and a level costs a caller two bytes.

@@ -237,7 +237,8 @@ func textsOf(resources []*anypb.Any, more *Additions, caps config.Caps) ([]confi
 	for sum, i := 0, 0; i < len(resources) && sum <= caps.TotalBytes; i++ {
 		text, err := c.text(resources[i])
 		if err != nil {
-			if errs = append(errs, err); len(errs) == maxErrors {
+			errs = append(errs, err)
+			if len(errs) == maxErrors {
 				break
 			}
 			continue

@@ -30,7 +30,8 @@ func Of(addrs []string) *Ring {
 	r := kept.of[name]
 	if r == nil {
 		r = New(addrs)
-		if kept.points += len(r.points); kept.of == nil || len(kept.of) >= mostRings || kept.points > mostPoints {
+		kept.points += len(r.points)
+		if kept.of == nil || len(kept.of) >= mostRings || kept.points > mostPoints {
 			kept.of, kept.points = map[string]*Ring{}, len(r.points)
 		}
 		kept.of[name] = r

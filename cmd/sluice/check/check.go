@@ -86,7 +86,8 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		return err
 	}
 	if r.rules != nil {
-		if r.overridden, err = overridden(r.rules, c.Override); err != nil {
+		r.overridden, err = overridden(r.rules, c.Override)
+		if err != nil {
 			return err
 		}
 	}
@@ -239,7 +240,8 @@ func (c *Command) read(path string) ([]config.Text, error) {
 	}
 	for i := range texts {
 		t := &texts[i]
-		if t.Name = filepath.Join(path, t.Name); !info.IsDir() {
+		t.Name = filepath.Join(path, t.Name)
+		if !info.IsDir() {
 			t.Name = path
 		}
 	}

@@ -116,7 +116,8 @@ func (d declaration) table() string {
 	var names []string
 	for i, row := range rows {
 		name := row[0]
-		if rows[i] = row[1:]; len(row) > 2 {
+		rows[i] = row[1:]
+		if len(row) > 2 {
 			name += "  " + row[2]
 			rows[i] = slices.Delete(row[1:], 1, 2)
 		}

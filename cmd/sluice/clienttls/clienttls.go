@@ -29,7 +29,8 @@ type Certificate struct {
 func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	c = &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca != "" {
-		if c.RootCAs, err = Pool(ca); err != nil {
+		c.RootCAs, err = Pool(ca)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", caSetting, err)
 		}
 	}

@@ -92,7 +92,8 @@ func (c *adminDrop) Run(s cli.Streams) error {
 }
 
 func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
-	if err = (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer); err == nil {
+	err = (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer)
+	if err == nil {
 		_, err = fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
 	}
 	return answer, err

@@ -186,7 +186,8 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 				return err
 			}
 		}
-		if after = page.Next; after == "" {
+		after = page.Next
+		if after == "" {
 			return nil
 		}
 	}

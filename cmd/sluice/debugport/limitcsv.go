@@ -92,7 +92,8 @@ func (c *limitImport) Run(s cli.Streams) error {
 		case errors.Is(err, io.EOF): // an empty line
 			continue
 		case columns == nil:
-			if columns = fields; err == nil {
+			columns = fields
+			if err == nil {
 				err = checkColumns(fields)
 			}
 			if err != nil {

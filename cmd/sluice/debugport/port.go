@@ -40,7 +40,8 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 	var text []byte
 	if body != nil {
 		var err error
-		if text, err = json.Marshal(body); err != nil {
+		text, err = json.Marshal(body)
+		if err != nil {
 			return err
 		}
 	}
@@ -61,7 +62,8 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 		return fmt.Errorf("%w: %w", errAway, err)
 	}
 	defer answer.Body.Close()
-	if text, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
+	text, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20))
+	if err != nil {
 		return fmt.Errorf("%s: %w", p.address, err)
 	}
 	if answer.StatusCode != http.StatusOK {

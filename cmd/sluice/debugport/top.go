@@ -46,7 +46,8 @@ func (c *Top) Run(s cli.Streams) error {
 	defer stop()
 	shown := 0
 	return Watch(ctx, c.Debug, c.All, c.Every, func(v *Summary) error {
-		if shown++; shown == c.Times {
+		shown++
+		if shown == c.Times {
 			stop()
 		}
 		v.Rules = v.Rules[:min(c.Rules, len(v.Rules))]

@@ -116,7 +116,8 @@ func printWindows(out io.Writer, windows []*audit.Window) error {
 func (c *Command) read() (all []audit.Event, missing []string, err error) {
 	for _, name := range c.Files {
 		gaps, err := readFile(name, &all)
-		if missing = append(missing, gaps...); err != nil {
+		missing = append(missing, gaps...)
+		if err != nil {
 			return all, nil, err
 		}
 	}

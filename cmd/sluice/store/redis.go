@@ -42,7 +42,8 @@ func openRedis(o *Options) (Store, error) {
 	if f.URL == "" {
 		f.URL = o.URL
 	}
-	if f.log = o.Log; o.Log != nil {
+	f.log = o.Log
+	if o.Log != nil {
 		redis.SetLogger(redisLog{o.Log})
 	}
 	options, err := f.options(o.Pool, o.Refused)
@@ -62,7 +63,8 @@ func openRedis(o *Options) (Store, error) {
 	s.client = redis.NewUniversalClient(&held)
 	s.client.AddHook(s.startup)
 	// Other nodes may be alive, which is unknown yet: the ledger learns.
-	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix); err != nil {
+	s.ledger, err = account.NewRedis(s.client, f.KeyPrefix)
+	if err != nil {
 		return nil, err
 	}
 	s.ledger.LookThrough(s.people)
@@ -126,13 +128,13 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 
 // Safety implements [Store].
 func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
-	h, err := s.ledger.Health(ctx)
+	h, err := healthOf(ctx, s.client)
 	if err != nil {
 		return metrics.StoreSafety{}, nil, err
 	}
 	x := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
 	if h.Policy != "" {
-		x.MayEvict = metrics.Flag(h.MayEvict())
+		x.MayEvict = metrics.Flag(h.mayEvict())
 	}
 	rdb := "unknown"
 	if h.Saves {
@@ -143,7 +145,7 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 }
 
 // Table implements [Store].
-func (s *inRedis) Table() table.Store { return account.NewFeed(s.people, s.flags.KeyPrefix) }
+func (s *inRedis) Table() table.Store { return newRedisFeed(s.people, s.flags.KeyPrefix) }
 
 // Seats implements [Store].
 func (s *inRedis) Seats() approx.Cell {

@@ -78,7 +78,8 @@ func (c *redisConn) Read(p []byte) (int, error) {
 		c.seen, c.left, c.elements = now, mostReply, 0
 	}
 	before := c.err
-	if c.feed(p[:n]); c.err == nil {
+	c.feed(p[:n])
+	if c.err == nil {
 		return n, err
 	}
 	if before == nil {
@@ -118,7 +119,8 @@ func (r *replies) feed(p []byte) {
 				n = end + 1
 			}
 		}
-		if r.left -= n; r.left < 0 {
+		r.left -= n
+		if r.left < 0 {
 			r.fail("more than %d bytes", mostReply)
 			return
 		}
@@ -165,7 +167,8 @@ func (r *replies) announced(line []byte) {
 		if kind == '%' {
 			n *= 2
 		}
-		if r.elements += int(n); err != nil || r.elements > mostReply/elementBytes {
+		r.elements += int(n)
+		if err != nil || r.elements > mostReply/elementBytes {
 			r.fail("%.20q elements", text)
 		}
 	default:

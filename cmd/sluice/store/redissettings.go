@@ -103,7 +103,8 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
 	if f.secure() {
-		if o.TLSConfig, err = f.tls(); err != nil {
+		o.TLSConfig, err = f.tls()
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -137,7 +138,8 @@ func (f *Redis) secure() bool {
 
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
-		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
+		o.Addrs = []string{f.URL}
+		if f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
 			return fmt.Errorf("%s is %q, and %s unix needs a path", f.setting("URL"), shown(f.URL), f.setting("SOCKET_TYPE"))
 		}
 		return nil

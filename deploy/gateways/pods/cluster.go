@@ -133,7 +133,8 @@ func (c *Cluster) serveAPI(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err = c.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err == nil {
+		_, err = c.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		if err == nil {
 			break
 		}
 	}

@@ -368,7 +368,8 @@ func (e Entry) Judged(now instant, m *Message, g *account.Grant, rule *ratelimit
 		e.most += elsewhere
 	}
 	pause := refusal << e.holds
-	if e.holds = min(e.holds+1, doublings); !e.frees && rule.Hold == nil {
+	e.holds = min(e.holds+1, doublings)
+	if !e.frees && rule.Hold == nil {
 		pause *= seldom
 	}
 	e.again = now.Add(pause)

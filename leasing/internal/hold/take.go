@@ -94,7 +94,8 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
 			return Asks
 		}
-		if *v = (ratelimit.Verdict{OverLimit: over}); over {
+		*v = (ratelimit.Verdict{OverLimit: over})
+		if over {
 			e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, 1) // so that a claim is made for it
 		}
 	default:
@@ -227,7 +228,8 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	limit := &a.Rule.Limit
 	v.Remaining = e.left(limit)
 	v.Window = e.Window
-	if v.ResetAfter = e.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
+	v.ResetAfter = e.ends.Sub(now)
+	if limit.Algorithm == ratelimit.TokenBucket {
 		v.ResetAfter = limit.Refill(limit.Capacity() - v.Remaining)
 	}
 	if !v.OverLimit {

@@ -270,7 +270,8 @@ func (s *segment[T]) free(a *Arena) {
 func (s *segment[T]) home(id ID) int { return int(uint64(uint32(id.Low)) * uint64(len(s.tags)) >> 32) }
 
 func (s *segment[T]) after(at int) int {
-	if at++; at == len(s.tags) {
+	at++
+	if at == len(s.tags) {
 		return 0
 	}
 	return at

@@ -243,7 +243,8 @@ func (s *Server) With(do func(context.Context, *clientv3.Client) error) {
 			config.Username, config.Password = s.user[0], s.user[1]
 		}
 		var err error
-		if s.client, err = clientv3.New(config); err != nil {
+		s.client, err = clientv3.New(config)
+		if err != nil {
 			s.Fatal(err)
 		}
 	}

@@ -35,7 +35,8 @@ func Find(n int, offsets ...int) ([]string, error) {
 		if !free(port, offsets) {
 			continue
 		}
-		if ports = append(ports, strconv.Itoa(port)); len(ports) == n {
+		ports = append(ports, strconv.Itoa(port))
+		if len(ports) == n {
 			return ports, nil
 		}
 	}

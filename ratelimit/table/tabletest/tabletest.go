@@ -65,7 +65,8 @@ func (n *node) settles() {
 		if err == nil && !more {
 			return
 		}
-		if last = err; err != nil {
+		last = err
+		if err != nil {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
@@ -164,7 +165,8 @@ func words(t *testing.T, s table.Store) {
 		t.Errorf("a page of one is %+v, %v", page, err)
 	}
 	for i := 0; page.More && i < 100; i++ {
-		if page, err = s.Since(ctx, first.Life, page.Place, 1); err != nil {
+		page, err = s.Since(ctx, first.Life, page.Place, 1)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

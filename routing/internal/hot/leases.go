@@ -201,7 +201,8 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	case ratelimit.Refund, ratelimit.Charge, ratelimit.Release:
 		return false // the account has it
 	case ratelimit.Peek:
-		if cost = 0; l.held.InHand(now) < max(1, l.usual) {
+		cost = 0
+		if l.held.InHand(now) < max(1, l.usual) {
 			return false
 		}
 	default:
@@ -324,7 +325,8 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 	defer h.mu.Unlock()
 	var due []string
 	for key, l := range h.keys {
-		if h.look(now, l); mine(key) {
+		h.look(now, l)
+		if mine(key) {
 			h.stop(l)
 		}
 		switch {

@@ -208,7 +208,8 @@ func (r *reader) tokens(least int64) ratelimit.Tokens {
 
 func (r *reader) account() (m Entry) {
 	n := r.unsigned(ratelimit.MaxKeyLen)
-	if m.Key = r.bytes(int(n)); n == 0 {
+	m.Key = r.bytes(int(n))
+	if n == 0 {
 		r.fail()
 	}
 	a := &m.Account

@@ -1,4 +1,4 @@
-package leasing
+package ratelimit_test
 
 import (
 	"bytes"
@@ -32,18 +32,18 @@ func TestKeysOfNames(t *testing.T) {
 			key = ratelimit.AppendEntry(key, text(), text(), rnd.IntN(4) == 0)
 		}
 		key = ratelimit.SealKey(key, 0)
-		if got, ok := KeyOfName(KeyName(key)); !ok || !bytes.Equal(got, key) {
-			t.Fatalf("%q is the name of %q, and read as that of %q", KeyName(key), key, got)
+		if got, ok := ratelimit.KeyOfName(ratelimit.KeyName(key)); !ok || !bytes.Equal(got, key) {
+			t.Fatalf("%q is the name of %q, and read as that of %q", ratelimit.KeyName(key), key, got)
 		}
 	}
-	if got := KeyName(ratelimit.AppendEntry(ratelimit.AppendPrefix(nil, "edge", billingLimit(t, 15, "America/New_York")), "user", "bob", ratelimit.OfRequest)); got != "month@15@America/New_York|edge|user=bob" {
+	if got := ratelimit.KeyName(ratelimit.AppendEntry(ratelimit.AppendPrefix(nil, "edge", billed15(t)), "user", "bob", ratelimit.OfRequest)); got != "month@15@America/New_York|edge|user=bob" {
 		t.Error(got)
 	}
 	for _, name := range []string{
 		"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0",
 		"month@|d", "month@x@UTC|d", "month@200@UTC|d", "minute@1@UTC|d", "month.sliding_window@1@UTC|d", "month@1@%|d", "sluice:life",
 	} {
-		if key, ok := KeyOfName(name); ok {
+		if key, ok := ratelimit.KeyOfName(name); ok {
 			t.Errorf("%q is the name of %q", name, key)
 		}
 	}
@@ -58,4 +58,13 @@ func randomZone(rnd *rand.Rand) ratelimit.Calendar {
 		panic(err)
 	}
 	return c
+}
+
+// billed15 is a limit of billing months from the 15th.
+func billed15(t *testing.T) ratelimit.Limit {
+	c, err := zone.Calendar(15, "America/New_York")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ratelimit.Limit{Unit: ratelimit.Month, Requests: 30_000_000_000}.Billed(c)
 }

@@ -1,4 +1,4 @@
-package account
+package store
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
@@ -19,21 +21,21 @@ var feedLua string
 
 var feedScript = redis.NewScript(feedLua)
 
-// Feed is a [table.Store] in Redis: single, Sentinel or Cluster. It is a hash and a sorted set, in one slot. It is
+// redisFeed is a [table.Store] in Redis: single, Sentinel or Cluster. It is a hash and a sorted set, in one slot. It is
 // safe for concurrent use.
-type Feed struct {
+type redisFeed struct {
 	client redis.UniversalClient
 	keys   []string
 }
 
-// NewFeed makes the feed of a fleet with that prefix.
-func NewFeed(client redis.UniversalClient, prefix string) *Feed {
+// newRedisFeed makes the feed of a fleet with that prefix.
+func newRedisFeed(client redis.UniversalClient, prefix string) *redisFeed {
 	name := prefix + "{sluice:table}"
-	return &Feed{client, []string{name, name + "feed"}}
+	return &redisFeed{client, []string{name, name + "feed"}}
 }
 
 // run runs the script. The answer begins with the life, and has n parts, unless it is of another life.
-func (f *Feed) run(ctx context.Context, op, life string, n int, args ...any) ([]any, error) {
+func (f *redisFeed) run(ctx context.Context, op, life string, n int, args ...any) ([]any, error) {
 	id := strconv.FormatUint(rand.Uint64(), 16) // of a new life, if one begins
 	answer, err := feedScript.Run(ctx, f.client, f.keys,
 		append([]any{op, life, id}, args...)...).Slice()
@@ -44,13 +46,13 @@ func (f *Feed) run(ctx context.Context, op, life string, n int, args ...any) ([]
 		return nil, table.ErrLife
 	}
 	if len(answer) != n {
-		return nil, fmt.Errorf("%w: %d parts of a table, must be %d", ErrAnswer, len(answer), n)
+		return nil, fmt.Errorf("%w: %d parts of a table, must be %d", account.ErrAnswer, len(answer), n)
 	}
 	return answer, nil
 }
 
 // Since implements [table.Store].
-func (f *Feed) Since(ctx context.Context, life string, after int64, n int) (p table.Page, err error) {
+func (f *redisFeed) Since(ctx context.Context, life string, after int64, n int) (p table.Page, err error) {
 	answer, err := f.run(ctx, "since", life, 5, after, n)
 	if err != nil {
 		return p, err
@@ -60,9 +62,9 @@ func (f *Feed) Since(ctx context.Context, life string, after int64, n int) (p ta
 	keys, _ := answer[3].([]any)
 	values, _ := answer[4].([]any)
 	if err := errors.Join(err1, err2); err != nil || len(values) != len(keys) {
-		return p, errors.Join(ErrAnswer, err)
+		return p, errors.Join(account.ErrAnswer, err)
 	}
-	p = table.Page{Life: fmt.Sprint(answer[0]), Now: instant(now), Place: place, More: len(keys) == n}
+	p = table.Page{Life: fmt.Sprint(answer[0]), Now: ratelimit.LedgerTime(now), Place: place, More: len(keys) == n}
 	for i := range keys {
 		r, err := readRecord(fmt.Sprint(keys[i]), values[i])
 		if err != nil {
@@ -80,13 +82,13 @@ func readRecord(key string, text any) (r table.Record, err error) {
 	v, err1 := strconv.ParseInt(version, 10, 64)
 	e, err2 := strconv.ParseInt(ends, 10, 64)
 	if err := errors.Join(err1, err2); err != nil || !ok {
-		return r, fmt.Errorf("%w: a record of a table: %.40q", ErrAnswer, text)
+		return r, fmt.Errorf("%w: a record of a table: %.40q", account.ErrAnswer, text)
 	}
-	return table.Record{Key: key, Version: instant(v), Ends: instant(e), Value: value}, nil
+	return table.Record{Key: key, Version: ratelimit.LedgerTime(v), Ends: ratelimit.LedgerTime(e), Value: value}, nil
 }
 
 // Merge implements [table.Store].
-func (f *Feed) Merge(ctx context.Context, life string, records []table.Record) error {
+func (f *redisFeed) Merge(ctx context.Context, life string, records []table.Record) error {
 	var args []any
 	for i := range records {
 		r := &records[i]
@@ -97,7 +99,7 @@ func (f *Feed) Merge(ctx context.Context, life string, records []table.Record) e
 }
 
 // Drop implements [table.Store].
-func (f *Feed) Drop(ctx context.Context, life string, records []table.Record) error {
+func (f *redisFeed) Drop(ctx context.Context, life string, records []table.Record) error {
 	var args []any
 	for i := range records {
 		args = append(args, records[i].Key, int64(records[i].Version))
@@ -107,7 +109,7 @@ func (f *Feed) Drop(ctx context.Context, life string, records []table.Record) er
 }
 
 // Set implements [table.Store].
-func (f *Feed) Set(
+func (f *redisFeed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {
 	answer, err := f.run(ctx, "set", life, 3, r.Key, int64(expected), int64(r.Ends), r.Value)
@@ -115,7 +117,8 @@ func (f *Feed) Set(
 		return is, err
 	}
 	if answer[2] != nil {
-		if is, err = readRecord(r.Key, answer[2]); err != nil {
+		is, err = readRecord(r.Key, answer[2])
+		if err != nil {
 			return is, err
 		}
 	}
@@ -125,4 +128,4 @@ func (f *Feed) Set(
 	return is, err
 }
 
-var _ table.Store = (*Feed)(nil)
+var _ table.Store = (*redisFeed)(nil)

@@ -1,4 +1,4 @@
-package account
+package store
 
 import (
 	"strings"
@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/ratelimit/table/tabletest"
 )
@@ -23,7 +24,7 @@ func TestRedisTable(t *testing.T) {
 				Open: func(t testing.TB) table.Store {
 					c := s.Client()
 					t.Cleanup(func() { _ = c.Close() })
-					return NewFeed(c, "t:")
+					return newRedisFeed(c, "t:")
 				},
 				Restart: func() { s.Kill(); s.Run() },
 				Lose:    func() { s.Do("FLUSHALL") },
@@ -37,25 +38,25 @@ func TestRedisClusterTable(t *testing.T) {
 	tabletest.Run(t, tabletest.Server{Open: func(t testing.TB) table.Store {
 		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{masters[0].Addr}})
 		t.Cleanup(func() { _ = c.Close() })
-		return NewFeed(c, "t:")
+		return newRedisFeed(c, "t:")
 	}})
 }
 
 // switched is a client that finds another master.
-type switched struct{ *Feed }
+type switched struct{ *redisFeed }
 
 // A replica that lagged is promoted: it lacks a change, and has one that was replaced. Its nodes bring it up to date.
 // So does a master that was a replica of another in between, under the same run.
 func TestRedisTableAfterFailover(t *testing.T) {
 	master, replica := redistest.Start(t), redistest.Start(t)
 	host, port, _ := strings.Cut(master.Addr, ":")
-	open := func(s *redistest.Server) *Feed {
+	open := func(s *redistest.Server) *redisFeed {
 		c := s.Client()
 		t.Cleanup(func() { _ = c.Close() })
-		return NewFeed(c, "t:")
+		return newRedisFeed(c, "t:")
 	}
 	store := &switched{open(master)}
-	clock := func() instant { return instant(time.Now().UnixMicro()) }
+	clock := func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }
 	n := table.NewNode(table.New(nil), store, clock, 1)
 	beat := func() {
 		t.Helper()
@@ -71,7 +72,7 @@ func TestRedisTableAfterFailover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	has := func(what string, s *Feed) {
+	has := func(what string, s *redisFeed) {
 		t.Helper()
 		beat()
 		p, err := s.Since(t.Context(), "", 0, 10)
@@ -95,15 +96,15 @@ func TestRedisTableAfterFailover(t *testing.T) {
 		t.Error("a replica answers")
 	}
 	replica.Do("REPLICAOF", "NO", "ONE")
-	store.Feed = open(replica)
-	has("after a failover", store.Feed)
+	store.redisFeed = open(replica)
+	has("after a failover", store.redisFeed)
 
-	store.Feed = open(master) // which has its run, and for a moment the data of another
+	store.redisFeed = open(master) // which has its run, and for a moment the data of another
 	beat()
 	other := redistest.Start(t)
 	host, port, _ = strings.Cut(other.Addr, ":")
 	master.Do("REPLICAOF", host, port)
 	master.UntilInfo("replication", "master_link_status:up")
 	master.Do("REPLICAOF", "NO", "ONE")
-	has("after it was a replica", store.Feed)
+	has("after it was a replica", store.redisFeed)
 }

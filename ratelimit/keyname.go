@@ -1,4 +1,4 @@
-package leasing
+package ratelimit
 
 import (
 	"encoding/binary"
@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // KeyName is the ledger's name of a key: readable, printable ASCII, and different for different keys. Operators see
@@ -27,18 +25,18 @@ func readKey(b []byte) (string, bool) {
 		return "", false
 	}
 	var out strings.Builder
-	out.WriteString(unitName(ratelimit.Unit(b[0])))
+	out.WriteString(unitName(Unit(b[0])))
 	// Fixed windows are the usual algorithm, and have no mark, to keep names short.
-	if b[1] != byte(ratelimit.FixedWindow) {
+	if b[1] != byte(FixedWindow) {
 		out.WriteByte('.')
-		out.WriteString(ratelimit.Algorithm(b[1]).String())
+		out.WriteString(Algorithm(b[1]).String())
 	}
 	// The multiplier of the unit, or the day on which billing months begin.
 	multiplier, n := binary.Uvarint(b[2:])
 	if n <= 0 || n > binary.MaxVarintLen32 {
 		return "", false
 	}
-	billed := ratelimit.Unit(b[0]) == ratelimit.BillingMonth
+	billed := Unit(b[0]) == BillingMonth
 	if b = b[2+n:]; billed { // month@15@America/New_York
 		zone, rest, ok := textOf(b)
 		if !ok {
@@ -105,10 +103,11 @@ func KeyOfName(name string) (key []byte, ok bool) {
 	end := strings.IndexByte(name, '|')
 	// A name comes from the ledger, and can be anything. Longer names than those of keys are ignored. An escaped byte
 	// takes three.
-	if end < 0 || len(name) > 4*ratelimit.MaxKeyLen {
+	if end < 0 || len(name) > 4*MaxKeyLen {
 		return nil, false
 	}
-	if key, ok = prefixOf(name[:end]); !ok {
+	key, ok = prefixOf(name[:end])
+	if !ok {
 		return nil, false
 	}
 	for rest := name[end:]; rest != ""; {
@@ -141,17 +140,18 @@ func prefixOf(header string) ([]byte, bool) {
 	multiplier := uint64(1)
 	if found {
 		var err error
-		if multiplier, err = strconv.ParseUint(times, 10, 32); err != nil {
+		multiplier, err = strconv.ParseUint(times, 10, 32)
+		if err != nil {
 			return nil, false
 		}
 	}
 	unit, algorithm, found := strings.Cut(header, ".")
-	a := int(ratelimit.FixedWindow)
+	a := int(FixedWindow)
 	if found {
-		a = slices.Index(ratelimit.Algorithms[:], algorithm)
+		a = slices.Index(Algorithms[:], algorithm)
 	}
 	// Names are looked up among those of KeyName, so that the two cannot differ.
-	for u := ratelimit.Second; u <= ratelimit.CalendarMonth; u++ {
+	for u := Second; u <= CalendarMonth; u++ {
 		if unitName(u) == unit && a >= 0 {
 			return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
 		}
@@ -159,8 +159,8 @@ func prefixOf(header string) ([]byte, bool) {
 	return nil, false
 }
 
-func unitName(u ratelimit.Unit) string {
-	if u == ratelimit.CalendarMonth {
+func unitName(u Unit) string {
+	if u == CalendarMonth {
 		return "calendar_" + u.String()
 	}
 	return u.String()
@@ -173,9 +173,9 @@ func billedPrefixOf(unit, period string) ([]byte, bool) {
 	// Days and zones are not checked here: a wrong name is no rule's key, and is not found.
 	name, err2 := url.PathUnescape(zone)
 	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || err2 != nil || len(name) >= 0xfd ||
-		unit != ratelimit.BillingMonth.String() || algorithm != "" {
+		unit != BillingMonth.String() || algorithm != "" {
 		return nil, false
 	}
-	key := []byte{byte(ratelimit.BillingMonth), byte(ratelimit.FixedWindow), byte(day), byte(len(name))}
+	key := []byte{byte(BillingMonth), byte(FixedWindow), byte(day), byte(len(name))}
 	return append(key, name...), true
 }

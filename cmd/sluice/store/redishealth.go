@@ -1,4 +1,4 @@
-package account
+package store
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Health is a Redis server's report on the safety of its data.
-type Health struct {
+// redisHealth is a Redis server's report on the safety of its data.
+type redisHealth struct {
 	// Policy is its maxmemory-policy; "" if it does not report it, as some managed services.
 	Policy    string
 	MaxMemory uint64 // bytes; 0: no maximum
@@ -22,20 +22,20 @@ type Health struct {
 	Saves bool
 }
 
-// MayEvict tells whether it may drop accounts in use. A policy without a maximum of memory drops nothing.
-func (h *Health) MayEvict() bool { return h.Policy != "" && h.Policy != "noeviction" }
+// mayEvict tells whether it may drop accounts in use. A policy without a maximum of memory drops nothing.
+func (h *redisHealth) mayEvict() bool { return h.Policy != "" && h.Policy != "noeviction" }
 
-// Health asks Redis, or each master of a Cluster, and returns the worst. If CONFIG is refused, INFO has a part of it.
-func (l *Redis) Health(ctx context.Context) (Health, error) {
-	cluster := l.cluster
-	if cluster == nil {
-		return healthOf(ctx, l.one.client)
+// healthOf asks Redis, or each master of a Cluster, and returns the worst. If CONFIG is refused, INFO has a part of it.
+func healthOf(ctx context.Context, client redis.UniversalClient) (redisHealth, error) {
+	cluster, ok := client.(*redis.ClusterClient)
+	if !ok {
+		return healthOfOne(ctx, client)
 	}
 	// ForEachMaster calls run at the same time.
 	var mu sync.Mutex
-	var all []Health
+	var all []redisHealth
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
-		h, err := healthOf(ctx, c)
+		h, err := healthOfOne(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
 		// The reports of the others still count.
@@ -47,23 +47,23 @@ func (l *Redis) Health(ctx context.Context) (Health, error) {
 	return worst(all), err
 }
 
-func worst(all []Health) Health {
+func worst(all []redisHealth) redisHealth {
 	if len(all) == 0 {
-		return Health{}
+		return redisHealth{}
 	}
 	w := all[0]
 	for _, h := range all[1:] {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
-		if h.MayEvict() {
+		if h.mayEvict() {
 			w.Policy, w.MaxMemory = h.Policy, h.MaxMemory
 		}
 	}
 	return w
 }
 
-func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
+func healthOfOne(ctx context.Context, c redis.Cmdable) (redisHealth, error) {
 	pipe := c.Pipeline()
 	settings := pipe.ConfigGet(ctx, "maxmemory*")
 	save := pipe.ConfigGet(ctx, "save")
@@ -72,9 +72,9 @@ func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
 	_, err := pipe.Exec(ctx)
 	text, infoErr := info.Result()
 	if infoErr != nil && settings.Err() != nil {
-		return Health{}, fmt.Errorf("redis: %w", errors.Join(err, infoErr))
+		return redisHealth{}, fmt.Errorf("redis: %w", errors.Join(err, infoErr))
 	}
-	h := Health{Policy: settings.Val()["maxmemory-policy"]}
+	h := redisHealth{Policy: settings.Val()["maxmemory-policy"]}
 	h.MaxMemory, _ = strconv.ParseUint(settings.Val()["maxmemory"], 10, 64)
 	if saves, err := save.Result(); err == nil {
 		h.Saves, h.RDB = true, saves["save"] != ""
@@ -86,7 +86,7 @@ func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
 }
 
 // read reads a line of INFO.
-func (h *Health) read(line string) {
+func (h *redisHealth) read(line string) {
 	name, value, _ := strings.Cut(line, ":")
 	switch name {
 	// INFO repeats CONFIG, if that was allowed.
