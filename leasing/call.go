@@ -224,7 +224,7 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 		k.cell.Val.as = f.nextName(rule)
 	}
 	k.shard.endLocked(k.cell)
-	return certain && f.certainLocked(now, k)
+	return certain && f.mayAskLocked(now, k)
 }
 
 // askLocked sends a claim for a waiter's need, or fails the waiter.
@@ -287,12 +287,17 @@ func (w *waiter) join(m *keyMessage) {
 // uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
 func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	w.with = nil
-	_, is := c.lane(k).read()
+	if now := c.clock(); !c.mayAsk(now, k) && c.reclaim.failed.Load() {
+		c.failLocked(now, w, &k, ratelimit.FallbackError)
+		return
+	}
+	l := c.lane(k)
+	_, is := l.read()
 	if there.At != 0 || is.first && c.clock().Sub(is.asked) < firstPause {
 		w.flight = c.rest(time.Millisecond)
 		return
 	}
-	fl, why := c.greet(c.lane(k))
+	fl, why := c.greet(l)
 	w.flight = fl
 	if fl == nil {
 		c.failLocked(c.clock(), w, &k, why)

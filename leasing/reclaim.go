@@ -29,6 +29,7 @@ type reclaim struct {
 	ends   atomic.Int64
 	wanted chan struct{} // has an element if a key needs a registration
 	needed atomic.Bool   // a key has needed one
+	failed atomic.Bool   // the last attempt has: requests do not wait for the next
 
 	// Of the goroutine that registers.
 	asked      instant // of the last attempt; 0: there was none
@@ -74,9 +75,12 @@ func nameOf(r *ratelimit.Rule, n uint64) uint32 {
 	return uint32(name)
 }
 
-// certainLocked tells whether a key may be decided by the ledger: one that lapses only while this node is registered.
-func (f *Fleet) certainLocked(now instant, k entry) bool {
-	if !k.cell.Val.lapses() || f.Registered(now) {
+// mayAsk tells whether a key may be decided by the ledger: one that lapses only while this node is registered.
+func (f *Fleet) mayAsk(now instant, k entry) bool { return !k.cell.Val.lapses() || f.Registered(now) }
+
+// mayAskLocked is like mayAsk. It has the node registered if it is not.
+func (f *Fleet) mayAskLocked(now instant, k entry) bool {
+	if f.mayAsk(now, k) {
 		return true
 	}
 	f.reclaim.needed.Store(true)
@@ -116,6 +120,7 @@ func (f *Fleet) RegisterAnswered(sent instant, err error) {
 	if ends := instant(f.reclaim.ends.Load()); ends != unregistered && now >= ends {
 		f.lapse()
 	}
+	f.reclaim.failed.Store(err != nil)
 	if err == nil && now < sent.Add(registered) {
 		f.reclaim.ends.Store(int64(sent.Add(registered)))
 	}

@@ -92,6 +92,20 @@ func TestPausedNodeIsReclaimed(t *testing.T) {
 	}
 }
 
+// In a long outage, in which a registration ends, requests do not wait for another one.
+func TestUnregisteredNodeDoesNotWait(t *testing.T) {
+	x, _ := newReclaimed(t, "eager")
+	x.nodes[0].down = true
+	x.goOn(registered + time.Second)
+	for range 20 {
+		before := x.now
+		if v := x.ask(0, "k", 1); v.Source != ratelimit.FromFallback || x.now.Sub(before) > time.Millisecond {
+			t.Errorf("after %v: %+v", x.now.Sub(before), v)
+		}
+		x.goOn(37 * time.Millisecond)
+	}
+}
+
 // Nodes are suspended, cut off, and answered late, and rules change node by node. At most one lease is spent twice for
 // each time that a node was silent.
 func TestReclaimAtRandom(t *testing.T) {

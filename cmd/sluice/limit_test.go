@@ -111,6 +111,38 @@ func TestLimitAtRunTime(t *testing.T) {
 	}
 }
 
+// A raised limit that refused requests have used up already helps with the next window. The command says so, and resets
+// the usage with --reset.
+func TestRaisedLimitThatIsUsedUp(t *testing.T) {
+	for name, n := range map[string]int{"fleet": 2, "alone": 1} {
+		t.Run(name, func(t *testing.T) {
+			with := setup{rules: peopleRules}
+			if n > 1 {
+				with.store = aRedis(t)
+			}
+			nodes := newFleet(t, n, with).nodes
+			first, last := nodes[0], nodes[n-1]
+			for range 40 {
+				first.post("five", "x")
+			}
+			if code, _, errs := last.limit("set", "30", "d", "five=x"); code != 0 || !strings.Contains(errs, "repeat the command with --reset") {
+				t.Errorf("%d %s", code, errs)
+			}
+			if code, _, errs := last.limit("set", "300", "d", "five=x"); code != 0 || errs != "" {
+				t.Errorf("a limit above the usage: %d %s", code, errs)
+			}
+			if code, out, errs := last.limit("set", "20", "d", "five=x", "--reset"); code != 0 || errs != "" {
+				t.Errorf("%d %s %s", code, out, errs)
+			}
+			for i, node := range nodes {
+				if got := node.post("five", "x"); got != http.StatusOK {
+					t.Errorf("node %d answers %d after the reset", i, got)
+				}
+			}
+		})
+	}
+}
+
 // The commands do what the resource does: conditions, lists, and a file that goes out and in again.
 func TestLimitCommands(t *testing.T) {
 	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"LOG_LEVEL=info"}}).nodes[0]

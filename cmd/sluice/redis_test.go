@@ -54,6 +54,7 @@ func TestRedisSettings(t *testing.T) {
 		"tls":          {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv...), ""},
 		"tls by uri":   {append([]string{"REDIS_URL=rediss://127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv[1:]...), ""},
 		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
+		"a colon":      {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter:9"}, `check REDIS_AUTH: it has a user, of 6 bytes before the first colon`},
 		"bad uri":      {[]string{"REDIS_URL=redis://me:hunter9@" + r.Addr, "REDIS_AUTH=hunter2"}, `check REDIS_URL: its user is \"me\", and it has a password: true`},
 		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
 		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "check REDIS_URL: the server's certificate is for another name"},

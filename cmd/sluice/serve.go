@@ -71,7 +71,11 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 		}
 	})()
 	defer context.AfterFunc(hurry, func() {
-		log.Info("SIGINT, or a second signal: the node stops without a drain; leases and keys go to other nodes")
+		text := "SIGINT, or a second signal: the node stops without a drain"
+		if c.Store.Shared() || c.Ring.Peers != "" {
+			text += "; leases and keys go to other nodes"
+		}
+		log.Info(text)
 	})()
 	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))

@@ -37,7 +37,7 @@ type flags struct {
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
 	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE or GRPC_XDS_SOTW."`
-	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port: /json and /healthcheck."`
+	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port: /json, /healthcheck, /readyz, /healthz and /livez."`
 	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"HTTP port."`
 	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port: RateLimitService v3, health, reflection."`
 	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"gRPC port."`

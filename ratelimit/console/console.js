@@ -249,7 +249,7 @@ async function explain() {
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding'], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding])));
     }
-    if (r.rlqs) parts.push(make('p', 'Assignment of Envoys over RLQS: ' + r.rlqs));
+    if (r.rlqs && r.envoys_in_all) parts.push(make('p', 'Assignment of Envoys over RLQS: ' + r.rlqs));
     if (r.envoys_in_all) {
       parts.push(make('p', number(r.envoys_in_all) + ' Envoys hold leases of this node' + (r.envoys_in_all > r.envoys.length ? '; the busiest ' + r.envoys.length + ':' : ':')));
       parts.push(table(['Envoy', 'Requests/s', 'Charged in its window', 'In use, at most', 'Not proven'], r.envoys.map((h) => [h.name, number(h.per_second), h.charged, h.in_use, h.unproven])));

@@ -227,6 +227,8 @@ func (c *console) next(
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
 	case share:
 		return "OK from a drift share, else " + over + short, 0
+	case l != nil:
+		return over + short, l.Resets
 	default:
 		return over + short, 0
 	}

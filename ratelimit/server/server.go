@@ -101,7 +101,10 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	v.SetHealthy(false)
 
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthcheck", v.serveHealth)
+	for _, path := range []string{"/healthcheck", "/readyz", "/healthz"} {
+		mux.HandleFunc(path, v.serveHealth)
+	}
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
 	mux.Handle("/", public)
 	// Ports that were opened before the one that failed are closed: all are open, or none.
 	if err := v.open(mux, debug, metrics); err != nil {

@@ -105,6 +105,31 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
+// A node that is not ready is alive: Kubernetes must not end it for that. Each usual path has an answer.
+func TestHealthPaths(t *testing.T) {
+	v, err := newServer(t, local())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run(t, v)()
+	at, _, _ := v.Addresses()
+	for _, ready := range []bool{false, true} {
+		v.SetHealthy(ready)
+		for path, want := range map[string]bool{
+			"/livez": true, "/healthcheck": ready, "/readyz": ready, "/healthz": ready,
+		} {
+			answer, err := http.Get("http://" + at.String() + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if ok := answer.StatusCode == http.StatusOK; ok != want {
+				t.Errorf("ready %v: %s answers %d", ready, path, answer.StatusCode)
+			}
+		}
+	}
+}
+
 // While a node drains, the last look at its store may still end well.
 func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
 	o := local()

@@ -52,6 +52,9 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row("next request", "%s", e.Next)
+	if e.WholeAgain > 0 {
+		row("resets", "in %v", e.WholeAgain.Round(time.Second))
+	}
 	for _, step := range e.Steps {
 		row("matched", "%s by %s: %s", step.Entry, cmp.Or(step.Matched, "nothing"), step.Why)
 	}
@@ -73,7 +76,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	if e.Look != nil {
 		explainKey(row, e.Look)
 	}
-	if e.RLQS != "" {
+	if e.RLQS != "" && e.EnvoysInAll > 0 {
 		row("envoys", "assignment over RLQS: %s", e.RLQS)
 	}
 	for _, h := range e.Envoys {
@@ -115,7 +118,7 @@ func explainAccount(row rower, a *ratelimit.AccountLook) {
 		row("debt", "%d tokens charged beyond the limit, by refused requests or charges after the fact", -a.Free)
 	}
 	for _, h := range a.Holders {
-		where := cmp.Or(h.Node, fmt.Sprint(h.Holder))
+		where := cmp.Or(h.Node, fmt.Sprintf("a node that is not registered (%x)", uint64(h.Holder)))
 		if h.Here {
 			where += " (this node)"
 		}
@@ -138,8 +141,11 @@ func originOf(e *console.Explanation) string {
 // expiry says when a lease expires. One without an expiry has none at the store, and one far away here.
 func expiry(in time.Duration) string {
 	const never = 100 * 366 * 24 * time.Hour
-	if in == 0 || in > never {
+	switch {
+	case in == 0 || in > never:
 		return "it ends with its window"
+	case in < 0:
+		return "it has ended"
 	}
-	return fmt.Sprint("expires in ", in.Round(time.Millisecond))
+	return fmt.Sprint("it ends in ", in.Round(time.Millisecond))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -59,6 +60,7 @@ type limitSet struct {
 	Unit      string       `placeholder:"UNIT" help:"Unit of the limit. The command fails if the rule has another (default: that of the rule)."`
 	Reason    string       `placeholder:"TEXT" help:"Reason of the change, at most 256 bytes."`
 	New       bool         `help:"Set it only if the key has no override."`
+	Reset     bool         `help:"Also reset the usage of the key in this window, at all nodes."`
 	JSON      bool         `name:"json" help:"Print JSON."`
 	IfVersion versionFlags `embed:""`
 	authorFlags
@@ -85,7 +87,26 @@ func (c *limitSet) Run(s cli.Streams) error {
 	if err := c.call(http.MethodPut, c.path(), body, &o, "From", c.By, "If-None-Match", map[bool]string{true: "*"}[c.New], "If-Match", c.IfVersion.tag()); err != nil {
 		return err
 	}
-	return printOverride(s, &o, c.JSON)
+	if err := printOverride(s, &o, c.JSON); err != nil {
+		return err
+	}
+	if c.Reset {
+		return (&adminReset{adminFlags{c.descriptorArgs, []string{c.Debug}, true, c.Token}}).Run(s)
+	}
+	return c.noteUsed(s)
+}
+
+// noteUsed says that the usage of this window exceeds the new limit, and how to reset it. The override is set, also if
+// the usage is unknown.
+func (c *limitSet) noteUsed(s cli.Streams) error {
+	var e console.Explanation
+	err := c.call(http.MethodGet, "/explain?"+c.query(), nil, &e)
+	if err != nil || e.Look == nil || !strings.HasPrefix(e.Next, "OVER_LIMIT") {
+		return nil //nolint:nilerr // explain is another question
+	}
+	_, err = fmt.Fprintf(s.Err, "sluice: the usage of this window is above the new limit: the next request is refused, for up to %v. To start from 0 now, "+
+		"repeat the command with --reset\n", e.WholeAgain.Round(time.Second))
+	return err
 }
 
 // tag is If-Match, "" without a version.

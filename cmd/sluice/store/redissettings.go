@@ -210,6 +210,16 @@ func (f *Redis) tls() (*tls.Config, error) {
 	return c, nil
 }
 
+// adviseCredentials says what a refused setting has. A user of REDIS_AUTH may be half of a password with a colon.
+func (f *Redis) adviseCredentials() string {
+	setting, user, password := f.credentials()
+	if user != "" && setting == f.setting("AUTH") {
+		return fmt.Sprintf("check %s: it has a user, of %d bytes before the first colon, and a password; for a password with a colon, "+
+			"write default:PASS", setting, len(user))
+	}
+	return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", setting, user, password != "")
+}
+
 // advise names the settings behind an error of Redis, with their values; passwords are left out.
 func (f *Redis) advise(err error) string {
 	text := err.Error()
@@ -219,8 +229,7 @@ func (f *Redis) advise(err error) string {
 	_, replied := errors.AsType[redis.Error](err)
 	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
-		setting, user, password := f.credentials()
-		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", setting, user, password != "")
+		return f.adviseCredentials()
 	case errors.Is(err, errReply):
 		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), mostReply)
 	case says("OOM command not allowed"):
