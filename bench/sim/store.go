@@ -180,10 +180,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	}
 	n.in(leasing.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
-		// The first may be lost, and this one may be the only one, without a waiting request.
+		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that it
+		// has settled a refund: clients send nothing twice.
+		again := slices.DeleteFunc(slices.Clone(claims), func(c account.Claim) bool {
+			return c.Limit.Algorithm == ratelimit.TokenBucket
+		})
 		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.TimeLimit))), func() {
 			if p.down == 0 && p.hung == 0 {
-				_, _, _, _ = p.settle(n, claims)
+				_, _, _, _ = p.settle(n, again)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package sizing
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math"
 	"os"
@@ -88,13 +89,16 @@ func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 	if m.Alone { // the table is not on the collector's heap, and GOMEMLIMIT does not count it
 		debug.SetMemoryLimit(max(m.Bytes/10*9-most, m.Bytes/4))
 	}
-	log.Info("key table sized", "max_keys", maxKeys, "from", from, "memory_bytes", m.Bytes, "table_bytes_at_most", most)
+	log.Info("key table sized", "max_keys", maxKeys, "from", from, "memory", gigabytes(m.Bytes), "table_at_most", gigabytes(most))
 	if most > m.Bytes/10*8 {
 		log.Warn("MAX_KEYS needs more memory than the process has: invented keys can end it. Lower MAX_KEYS, or add memory",
-			"max_keys", maxKeys, "table_bytes_at_most", most, "memory_bytes", m.Bytes, "memory_of", m.From)
+			"max_keys", maxKeys, "table_at_most", gigabytes(most), "memory", gigabytes(m.Bytes), "memory_of", m.From)
 	}
 	return maxKeys
 }
+
+// gigabytes is a number of bytes for people.
+func gigabytes(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
 
 // The ballast is an unused part of the heap. Its pages are never touched, so that the machine spends no
 // memory on it. But the collector, which runs each time that the heap has doubled, counts it as kept: the
