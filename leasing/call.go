@@ -210,6 +210,7 @@ func (w *waiter) countUnder(k entry) {
 // waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
 func (w *waiter) waitsLocked(now instant, k entry, n tokens) {
 	k.Waits(now, k.Waiting+n-w.waits, &k.rule().Limit)
+	k.trimLocked()
 	w.waits = n
 }
 
@@ -224,7 +225,7 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 		k.cell.Val.as = f.nextName(rule)
 	}
 	k.shard.endLocked(k.cell)
-	return certain && f.mayAskLocked(now, k)
+	return certain && (f.mayAskLocked(now, k) || f.leaving.Load())
 }
 
 // askLocked sends a claim for a waiter's need, or fails the waiter.

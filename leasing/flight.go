@@ -128,6 +128,9 @@ func (m *keyMessage) write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (a
 	if f.leaving.Load() {
 		c.Want = c.Need
 	}
+	if !f.mayAsk(q.Now, k) { // it only states what it has spent
+		c.Need, c.Want = 0, 0
+	}
 	k.Write(&m.message, s.sent, c, q)
 	return m.message.Claim, true
 }
@@ -188,12 +191,13 @@ func (f *Fleet) judge(now instant, k entry, m *keyMessage, g *account.Grant) {
 	if inWindow(c) { // leases of buckets end by themselves
 		m.most += max(0, g.InHand)
 	}
-	if !c.Draws() && g.Granted < c.Want && g.InHand > 0 {
+	if !c.Draws() && g.Granted < c.Want && (g.InHand > 0 || c.Limit.Algorithm == ratelimit.SlidingWindow) {
 		f.noteShort(rule, c)
 	}
 	if inWindow(c) && g.Granted > 0 && c.Need > k.Waiting { // for the ledger, all of the need is spent
 		k.Restate()
 	}
+	k.trimLocked()
 	m.reconcile(rule, &k.Beyond, m.message.Drift(), g)
 	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)

@@ -36,7 +36,13 @@ type reclaim struct {
 	recoveries uint64  // new lives of the ledger, at that time
 
 	mu    sync.Mutex
-	short map[string]shortage // guarded by mu; by account
+	short map[accountOf]shortage // guarded by mu
+}
+
+// accountOf names an account.
+type accountOf struct {
+	key string
+	w   window
 }
 
 // shortage is an account in which this node got less than it wanted, while others have tokens in hand.
@@ -55,16 +61,19 @@ const (
 	// registerAgain is the least time between two attempts.
 	registerAgain = 50 * time.Millisecond
 	// mostShort bounds the accounts that are looked at in a beat.
-	mostShort = 64
+	mostShort = 1024
 )
 
 func (r *reclaim) open() {
 	r.ends.Store(unregistered)
-	r.wanted, r.short = make(chan struct{}, 1), map[string]shortage{}
+	r.wanted, r.short = make(chan struct{}, 1), map[accountOf]shortage{}
 }
 
 // lapses tells whether the leases of a key end with this node's registration.
 func (k *key) lapses() bool { return ratelimit.Holder(k.as).Lapses() }
+
+// owes tells whether the ledger lacks usage of a key: of one that lapses, others would take it back.
+func (k *key) owes() bool { return k.Unreported() || k.lapses() && k.Recent() > 0 }
 
 // nameOf is a number of this node's names as one for a rule.
 func nameOf(r *ratelimit.Rule, n uint64) uint32 {
@@ -93,6 +102,14 @@ func (f *Fleet) mayAskLocked(now instant, k entry) bool {
 
 // Registered tells whether this node is certainly registered.
 func (f *Fleet) Registered(now instant) bool { return now < instant(f.reclaim.ends.Load()) }
+
+// trimLocked gives back tokens of a key that lapses, beyond its waiting requests and a lease: others count on it that a
+// silent node has no more in hand.
+func (k *entry) trimLocked() {
+	if k.cell.Val.lapses() {
+		k.GiveBack(k.Waiting + k.rule().LeaseAhead())
+	}
+}
 
 // RegisterDue tells whether to register this node now, and drops the leases of a registration that may be over.
 // RegisterAnswered takes the answer. One goroutine calls both.
@@ -140,31 +157,37 @@ func (f *Fleet) lapse() {
 // noteShort notes that a claim brought less than it wanted, while others have tokens in hand: before requests are
 // refused, because refusals can charge what is left.
 func (f *Fleet) noteShort(r *ratelimit.Rule, c *account.Claim) {
-	if r.Reclaims() {
-		f.note(shortage{r, account.Claim{Key: c.Key, Window: c.Window, Limit: c.Limit}})
+	if !r.Reclaims() {
+		return
+	}
+	of := shortage{r, account.Claim{Key: c.Key, Window: c.Window, Limit: c.Limit}}
+	f.note(of)
+	if c.Limit.Algorithm == ratelimit.SlidingWindow { // what ended nodes had in hand of the previous window counts, too
+		of.claim.Window--
+		f.note(of)
 	}
 }
 
 func (f *Fleet) note(s shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()
-	for name := range f.reclaim.short {
+	for of := range f.reclaim.short {
 		if len(f.reclaim.short) < mostShort {
 			break
 		}
-		delete(f.reclaim.short, name) // any: it is noted again
+		delete(f.reclaim.short, of) // any: it is noted again
 	}
-	f.reclaim.short[s.claim.Key] = s
+	f.reclaim.short[accountOf{s.claim.Key, s.claim.Window}] = s
 }
 
 // takeShort returns the accounts to look at, once. While an epoch is young, totals are stated again, and there is none.
 func (f *Fleet) takeShort(now instant) (all []shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()
-	for name, s := range f.reclaim.short {
-		if _, young := f.laneOf(name).young(now); !young {
+	for of, s := range f.reclaim.short {
+		if _, young := f.laneOf(of.key).young(now); !young {
 			all = append(all, s)
-			delete(f.reclaim.short, name)
+			delete(f.reclaim.short, of)
 		}
 	}
 	return all
@@ -229,7 +252,12 @@ func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
 
 // takeBack takes back what ended nodes have in hand of an account. It reads its holders before their registrations: one
 // that registers in between has claimed nothing since.
-func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) error {
+func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) (err error) {
+	defer func() {
+		if err != nil {
+			f.note(of)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	is, err := s.Look(ctx, of.claim.Key, of.claim.Window, &of.rule.Limit)

@@ -149,6 +149,7 @@ func (s *Stepped) Short(now instant, look func(c account.Claim, then func(nodes,
 // Release writes the last messages of a node, which give back all unspent tokens. They are not answered, and overtake
 // those in flight.
 func (s *Stepped) Release() []account.Claim {
+	s.leaving.Store(true)
 	var claims []account.Claim
 	for i := range s.shards {
 		for _, u := range s.shards[i].uses {

@@ -97,6 +97,10 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		}
 	case due:
 		f.renewLocked(now, s.entry(now, c.ID(), c))
+	case c.Val.owes() && unused > restAfter:
+		k = s.entry(now, c.ID(), c)
+		k.Restate()
+		f.launchLocked(k, hold.Batch)
 	case k.Idle(now) && !f.keptIdle(k):
 		k = s.entry(now, c.ID(), c)
 		k.Resign(now.Add(SweepEvery)) // the answer must not return its tokens
@@ -109,7 +113,8 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 
 // unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	return k.InFlight() || k.Unreported() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
+	windowed := k.Till != hold.Never && k.Unspent() > 0
+	return k.InFlight() || k.owes() || windowed || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
 }
 
 // restAfter is the time for which a key is busy after its last request.
@@ -255,7 +260,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		if k.Taken <= k.Spent && !k.Unreported() && !k.InFlight() {
+		if k.Taken <= k.Spent && !c.Val.owes() && !k.InFlight() {
 			return
 		}
 		k = s.entry(now, c.ID(), c)

@@ -91,7 +91,10 @@ func (r *Rule) debt() DebtLasts {
 
 func (r *Rule) over(nodes int) (o Over) {
 	if r.Reclaims() {
-		o.EachSilent = r.leaseAhead()
+		o.EachSilent = r.LeaseAhead()
+		if r.Limit.Algorithm == SlidingWindow { // the previous window counts, too
+			o.EachSilent *= 2
+		}
 		o.Tokens = o.EachSilent * Tokens(nodes)
 	}
 	return o

@@ -63,8 +63,8 @@ func (r *Rule) Drifts() bool {
 	return r.Coordination.Mode.Spec().Drifts && r.DriftShare() > 0
 }
 
-// leaseAhead is the maximum of a node's tokens in hand of a key, without those of waiting requests.
-func (r *Rule) leaseAhead() Tokens {
+// LeaseAhead is the maximum of a node's tokens in hand of a key, without those of waiting requests.
+func (r *Rule) LeaseAhead() Tokens {
 	most := max(1, r.Limit.Capacity()/PlentyPart)
 	if size := r.Coordination.Lease.Fixed; size > 0 {
 		return min(most, size)

@@ -42,7 +42,7 @@ func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	key := l.prefix + registration
 	pipe := l.universal().Pipeline()
 	ends := float64(now.Add(ratelimit.RegisteredFor))
-	pipe.ZAdd(ctx, key, redis.Z{Score: ends, Member: HolderName(node)})
+	pipe.ZAddGT(ctx, key, redis.Z{Score: ends, Member: HolderName(node)}) // an earlier message may be late
 	pipe.ZRemRangeByScore(ctx, key, "-inf", strconv.FormatInt(int64(now.Add(-overFor)), 10))
 	pipe.PExpire(ctx, key, overFor)
 	if _, err := pipe.Exec(ctx); err != nil {

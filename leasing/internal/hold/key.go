@@ -328,7 +328,7 @@ func (e Entry) Forgive() {
 }
 
 // Freed ends refusals: others gave tokens back.
-func (e Entry) Freed() { e.refusals = refusals{} }
+func (e Entry) Freed() { e.refusals, e.full = refusals{}, false }
 
 // Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
 // of a key that was never used before.

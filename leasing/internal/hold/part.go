@@ -89,6 +89,9 @@ func (p *Part) Reported() tokens { return p.booked }
 // Unreported tells whether the ledger's total differs from this node's.
 func (p *Part) Unreported() bool { return p.restate || p.untold() != 0 }
 
+// Recent is what was spent since the last claim was written: for the ledger, it is in hand.
+func (p *Part) Recent() tokens { return p.fresh }
+
 // untold is the usage that the ledger lacks; below 0: it is to be credited.
 func (p *Part) untold() tokens {
 	if p.bucket {
@@ -141,7 +144,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 // Lapse drops the tokens in hand, and the answer to the message in flight: others may have reclaimed them.
 func (p *Part) Lapse() {
 	p.Taken = min(p.Taken, p.Spent)
-	p.inFlight, p.restate = 0, true
+	p.inFlight, p.restate, p.fresh = 0, true, 0
 }
 
 // Lost notes that the message in flight has no answer.
