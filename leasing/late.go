@@ -56,7 +56,8 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	limit := &k.rule().Limit
 	counts := limit.Algorithm == ratelimit.SlidingWindow // in the next window
 	hand := counts && ended.Taken > ended.Spent
-	if k.cell.Val.lapses() && ended.Recent() > 0 || !f.mayAsk(f.clock(), k) { // others may take back what it has not reported
+	// Others may take back what it has not reported.
+	if k.cell.Val.lapses() && ended.Recent() > 0 || !f.mayAsk(f.clock(), k) {
 		ended.Restate()
 	}
 	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
