@@ -1,7 +1,10 @@
 package leasing
 
 import (
+	"cmp"
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -190,6 +193,9 @@ func (f *Fleet) takeShort(now instant) (all []shortage) {
 			delete(f.reclaim.short, of)
 		}
 	}
+	slices.SortFunc(all, func(a, b shortage) int { // each run of a simulation is the same
+		return cmp.Or(strings.Compare(a.claim.Key, b.claim.Key), cmp.Compare(a.claim.Window, b.claim.Window))
+	})
 	return all
 }
 
