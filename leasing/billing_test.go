@@ -47,14 +47,3 @@ func TestBillingCutBetweenTwoClocks(t *testing.T) {
 		}
 	}
 }
-
-// randomZone has zones far ahead of UTC and behind it, and such whose clocks are set
-// at midnight.
-func randomZone(rnd *rand.Rand) ratelimit.Calendar {
-	zones := []string{"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo", "Asia/Kathmandu"}
-	c, err := zone.Calendar(1+rnd.IntN(31), zones[rnd.IntN(len(zones))])
-	if err != nil {
-		panic(err)
-	}
-	return c
-}

@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 	"unsafe"
@@ -11,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // A cold key's place is one cache line.
@@ -30,7 +30,12 @@ func drawLimit(t *rapid.T) ratelimit.Limit {
 		l.Algorithm = ratelimit.FixedWindow
 	}
 	if l.Unit == ratelimit.BillingMonth {
-		l = l.Billed(randomZone(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "calendar"), 0))))
+		zones := []string{"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo"}
+		c, err := zone.Calendar(rapid.IntRange(1, 31).Draw(t, "day"), rapid.SampledFrom(zones).Draw(t, "zone"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l = l.Billed(c)
 	}
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = tokens(rapid.SampledFrom([]int64{1, 2, 7, 100, 1 << 32, 30_000_000_000}).Draw(t, "burst"))

@@ -48,7 +48,7 @@ type accountOf struct {
 	w   window
 }
 
-// shortage is an account in which this node got less than it wanted, while others have tokens in hand.
+// shortage is an account in which this node got less than it wanted, and others may have tokens in hand.
 type shortage struct {
 	rule  *ratelimit.Rule
 	claim account.Claim // the key, the window and the limit
@@ -157,8 +157,8 @@ func (f *Fleet) lapse() {
 	})
 }
 
-// noteShort notes that a claim brought less than it wanted, while others have tokens in hand: before requests are
-// refused, because refusals can charge what is left.
+// noteShort notes that a claim brought less than it wanted. It does so before requests are refused, because refusals
+// can charge what is left.
 func (f *Fleet) noteShort(r *ratelimit.Rule, c *account.Claim) {
 	if !r.Reclaims() {
 		return
