@@ -84,7 +84,9 @@ func TestPausedNodeIsReclaimed(t *testing.T) {
 			t.Fatalf("%s: %d of 1000 were admitted", how, *admitted)
 		}
 		p.paused, p.down = false, false
-		x.spend(0, 5, admitted)
+		if v := x.ask(0, "k", 1); !v.OverLimit {
+			t.Errorf("%s: at once when it comes back, it spends a lease that others have", how)
+		}
 		x.goOn(3 * time.Second)
 		if x.spend(0, 5, admitted); *admitted > most {
 			t.Errorf("%s: %d of 1000 were admitted after it came back", how, *admitted)

@@ -169,7 +169,9 @@ func TestSpecNoAnswer(t *testing.T) {
 		s := newScene(t, 100)
 		s.says(1, 20)
 		first := s.last
-		s.Lost(&first)
+		if s.Lost(&first); s.InFlight() {
+			t.Error("a lost message is awaited, so that no other is due")
+		}
 		s.says(1, 3)
 		if s.Apply(&first, &account.Grant{Total: 20, Sum: 20}, &Answer{Now: s.q.Now, Epoch: s.q.Epoch}) {
 			t.Error("it counts")
