@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: h2spec attack outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: h2spec attack outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,10 @@ bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
 	$(LAB) bench store --length 60s --html .cache/store.html
+
+# About 25 minutes. It builds the others from their modules at first.
+bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator, as a table and as .cache/peers.html
+	$(LAB) bench peers --html .cache/peers.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

@@ -12,49 +12,20 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// send settles batches, each in one round trip, until stop and until nothing waits.
-func (f *Fleet) send(part int, stop chan struct{}) {
-	l := &f.lanes[part]
-	for more := true; more; {
-		var all []message
-		all, more = f.collect(l, stop)
-		f.settle(part, all)
-	}
-}
-
-// collect waits for messages, and takes all of them when the next batch may leave. Under load, the interval puts more
-// messages into a round trip. A sender takes its turn before the messages: one that it took first would wait for
-// the turns of the other senders, while later ones leave. After stop, nothing left means that there is no more.
-func (f *Fleet) collect(l *lane, stop chan struct{}) (all []message, more bool) {
-	l.pace <- struct{}{}
-	defer func() { <-l.pace }()
-	select {
-	case first := <-l.queue:
-		if wait := l.left.Add(batchEvery).Sub(f.clock()); l.left != 0 && wait > 0 {
-			time.Sleep(wait)
-		}
-		l.left = f.clock()
-		return l.take(first), true
-	case <-stop: // for the last reports
-		all = l.take(nil)
-		return all, len(all) > 0
-	}
-}
-
-// settle settles messages and applies the answers. It holds no lock in the meantime.
-func (f *Fleet) settle(part int, all []message) {
+// settle settles messages in one round trip, and applies the answers. It holds no lock in the meantime.
+func (f *Fleet) settle(l *fleetLane, all []message) {
 	// A greeting travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
 	isGreeting := func(m message) bool { _, is := m.(*greeting); return is }
 	if i := slices.IndexFunc(all, isGreeting); i >= 0 && len(all) > 1 {
-		defer f.settle(part, all[i:i+1:i+1])
+		defer f.settle(l, all[i:i+1:i+1])
 		all = slices.Concat(all[:i], all[i+1:])
 	}
 	if len(all) == 0 {
 		return
 	}
-	b := f.pack(&f.lanes[part], all)
+	b := f.pack(l, all)
 	grants := make([]account.Grant, len(b.claims))
-	if !b.allowed() {
+	if !l.Allow(b.sent) {
 		b.failed(errBreaker)
 		return
 	}
@@ -64,7 +35,7 @@ func (f *Fleet) settle(part int, all []message) {
 	var from, to ledgerTime
 	var err error
 	if p, ok := f.ledger.(Partitioned); ok && len(b.claims) == 0 {
-		epoch, from, to, err = p.Ask(ctx, part)
+		epoch, from, to, err = p.Ask(ctx, l.part)
 	} else {
 		epoch, from, err = f.ledger.Settle(ctx, b.claims, grants)
 		to = from
@@ -76,7 +47,7 @@ func (f *Fleet) settle(part int, all []message) {
 // batch is a list of messages for one round trip.
 type batch struct {
 	*Fleet
-	lane   *lane
+	lane   *fleetLane
 	claims []account.Claim
 	of     []message // one for each claim
 	other  []message // without a claim
@@ -85,7 +56,7 @@ type batch struct {
 }
 
 // pack writes messages.
-func (f *Fleet) pack(l *lane, all []message) *batch {
+func (f *Fleet) pack(l *fleetLane, all []message) *batch {
 	b := &batch{Fleet: f, lane: l, sent: f.clock()}
 	there, is := l.read()
 	early, _ := there.Between(b.sent)
@@ -98,13 +69,6 @@ func (f *Fleet) pack(l *lane, all []message) *batch {
 		}
 	}
 	return b
-}
-
-// allowed asks the breaker whether the batch may be sent.
-func (b *batch) allowed() bool {
-	b.lane.mu.Lock()
-	defer b.lane.mu.Unlock()
-	return b.lane.breaker.Allow(b.sent)
 }
 
 // failed handles a batch without an answer.
@@ -133,16 +97,16 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 }
 
 // observe applies the ledger's time and its epoch.
-func (l *lane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	if err != nil {
 		if !errors.Is(err, errBreaker) && !errors.Is(err, account.ErrMoved) {
-			l.breaker.Failure(now, b.Random())
+			l.Failure(now, b.Random())
 		}
 		return
 	}
-	l.breaker.Success()
+	l.Success()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.answered = now
 	if e.ID != l.epoch.ID {
 		l.first = l.epoch.ID == 0

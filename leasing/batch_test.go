@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -44,7 +45,7 @@ func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
 				asks.Go(func() {
 					began := c.clock()
 					c.ask(0, fmt.Sprint(i), ratelimit.Spend, 1)
-					if took := c.clock().Sub(began); took > trip+batchEvery {
+					if took := c.clock().Sub(began); took > trip+lane.Gather {
 						t.Errorf("a round trip takes %v, and request %d took %v", trip, i, took)
 					}
 				})

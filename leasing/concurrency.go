@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -35,7 +37,6 @@ type Concurrency struct {
 	hash   keytable.Hasher
 	lanes  []slotLane
 	stats  slotStats
-	sends  sync.WaitGroup
 }
 
 // slotStats counts the work of a Concurrency.
@@ -49,10 +50,8 @@ const (
 	// slotLanes is the number of concurrent messages if the ledger has one part: those of a key leave one after the
 	// other. Otherwise each part has a lane, so that a failed part delays no other.
 	slotLanes = 8
-	// mostSlotAsks bounds the asks of a message, and mostSlotQueue those that wait in each lane.
-	mostSlotAsks, mostSlotQueue = 256, 8192
-	// mostGives bounds the slots that each lane keeps to give back.
-	mostGives = 1 << 15
+	// mostSlotQueue bounds the asks that wait in each lane, and mostGives the slots that it keeps to give back.
+	mostSlotQueue, mostGives = 8192, 1 << 15
 	// giveAgain is the time after which a failed give is repeated.
 	giveAgain = 100 * time.Millisecond
 )
@@ -62,25 +61,21 @@ const (
 // Invariant: a slot's give leaves after its take has been answered, or the take never leaves. A caller gives a slot
 // back after its wait for the take. By then the take is answered, in flight, or gone.
 type slotLane struct {
-	mu      sync.Mutex
-	takes   []*slotCall // guarded by mu; also looks: asks with a waiting caller
-	gives   []*slotCall // guarded by mu
-	failed  []*slotCall // guarded by mu: gives to be tried again
-	sending bool        // guarded by mu
-	wakes   bool        // guarded by mu: a timer runs
-	closed  bool        // guarded by mu
-	breaker Breaker     // guarded by mu
+	lane.Queue[*slotCall]
+	lane.Breaker
 }
 
-// slotCall is an ask. Its fields are guarded by its lane's mu.
+// slotCall is an ask.
 type slotCall struct {
 	account.SlotAsk
-	till   instant // end of the slot, as far as it is taken now
-	answer account.SlotAnswer
-	done   chan struct{}
-	ended  bool
-	sent   bool
-	gone   bool // the caller has gone before it was sent
+	till instant // end of the slot, as far as it is taken now
+	done chan struct{}
+
+	mu     sync.Mutex
+	answer account.SlotAnswer // guarded by mu
+	ended  bool               // guarded by mu
+	sent   bool               // guarded by mu
+	gone   bool               // guarded by mu: the caller has gone before it was sent
 }
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
@@ -94,6 +89,14 @@ func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clo
 		f.part, lanes = p.Partition, p.Partitions()
 	}
 	f.lanes = make([]slotLane, lanes)
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.Options = lane.Options{
+			Size: mostSlotQueue, Patient: mostGives, Flights: 1, Clock: clock,
+			After: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
+		}
+		l.Start(func(all []*slotCall) { f.settle(l, all) })
+	}
 	return f
 }
 
@@ -141,23 +144,20 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		return nil
 	case c.Op == account.SlotGive:
-		f.give(now, a, c)
+		f.Alone.DecideShare(now, a, f.Nodes())
+		f.give(a, c)
 		return c
 	}
 	l := f.lane(c.Key)
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	switch {
-	case l.breaker.Refuses(now):
+	case l.Refuses(now):
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
-		return nil
-	case len(l.takes) >= mostSlotQueue:
+	case !l.Send(c, a.Rule.Coordination.Deadline()/gatherPart):
 		f.fail(now, a, v, ratelimit.FallbackQueueFull)
-		return nil
+	default:
+		return c
 	}
-	l.takes = append(l.takes, c)
-	f.sendLocked(l)
-	return c
+	return nil
 }
 
 func slotCallOf(now instant, a *ask) *slotCall {
@@ -166,28 +166,19 @@ func slotCallOf(now instant, a *ask) *slotCall {
 	return c
 }
 
-// give gives a slot back, at the ledger and here.
-func (f *Concurrency) give(now instant, a *ask, c *slotCall) {
-	f.Alone.DecideShare(now, a, f.Nodes())
-	l := f.lane(c.Key)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	f.giveLocked(l, c)
-}
-
-func (f *Concurrency) giveLocked(l *slotLane, c *slotCall) {
-	if len(l.gives)+len(l.failed) >= mostGives {
+// give gives a slot back at the ledger.
+func (f *Concurrency) give(a *ask, c *slotCall) {
+	if !f.lane(c.Key).Later(c, a.Rule.Coordination.Deadline()/gatherPart) {
 		c.finish(account.SlotAnswer{Err: errGives})
-		return
 	}
-	l.gives = append(l.gives, c)
-	f.sendLocked(l)
 }
 
 var errGives = errors.New("too many slots are to be given back: this one comes back when its time is over")
 
 // finish wakes the caller. The first answer counts.
 func (c *slotCall) finish(answer account.SlotAnswer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if !c.ended {
 		c.answer, c.ended = answer, true
 		close(c.done)
@@ -196,25 +187,25 @@ func (c *slotCall) finish(answer account.SlotAnswer) {
 
 // end applies the answer to a call, or decides without one.
 func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask, v *verdict) {
-	l := f.lane(c.Key)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c.ended && c.answer.Err == nil {
-		*v = a.DecideSlot(c.answer.Taken, ratelimit.SlotHeld(c.answer.Has && c.Op != account.SlotLook))
+	c.mu.Lock()
+	answer, ended, sent := c.answer, c.ended, c.sent
+	c.gone = !sent
+	c.mu.Unlock()
+	if ended && answer.Err == nil {
+		*v = a.DecideSlot(answer.Taken, ratelimit.SlotHeld(answer.Has && c.Op != account.SlotLook))
 		v.Source = ratelimit.FromClaim
 		return
 	}
 	why := ratelimit.FallbackDeadline
-	if c.ended {
-		why = ratelimit.FallbackError
+	if ended {
+		why = reason(answer.Err)
 	}
 	f.fail(now, a, v, why)
 	// It may have been taken. If the caller has gone, its request never ends.
-	c.gone = !c.sent
-	if c.sent && c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
+	if sent && c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
 		back := slotCallOf(now, a)
 		back.Op = account.SlotGive
-		f.giveLocked(l, back)
+		f.give(a, back)
 	}
 }
 
@@ -236,94 +227,61 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 	v.Source, v.Reason = ratelimit.FromFallback, why
 }
 
-// sendLocked starts to send waiting asks, if there are any; the caller holds l.mu.
-func (f *Concurrency) sendLocked(l *slotLane) {
-	if !l.sending && !l.closed && len(l.gives)+len(l.takes) > 0 {
-		l.sending = true
-		f.sends.Go(func() { f.send(l) })
+// settle settles the asks of a batch in one message, gives first.
+func (f *Concurrency) settle(l *slotLane, all []*slotCall) {
+	sent := f.clock()
+	all = slices.DeleteFunc(all, func(c *slotCall) bool { return !c.leaves(sent) })
+	if len(all) == 0 { // the breaker's one probe is never an empty message
+		return
+	}
+	slices.SortStableFunc(all, func(a, b *slotCall) int { return cmp.Compare(b.Op, a.Op) })
+	asks, answers := make([]account.SlotAsk, len(all)), make([]account.SlotAnswer, len(all))
+	for i, c := range all {
+		asks[i] = c.SlotAsk
+	}
+	if l.Allow(sent) {
+		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
+		f.ledger.Slots(ctx, asks, answers)
+		cancel()
+		f.stats.time.Observe(int64(f.clock().Sub(sent) / time.Microsecond))
+		f.judge(l, answers)
+	} else {
+		for i := range answers {
+			answers[i].Err = errBreaker
+		}
+	}
+	for i, c := range all {
+		c.finish(answers[i])
+		err := answers[i].Err
+		if c.Op == account.SlotGive && err != nil && !errors.Is(err, account.ErrRecord) {
+			l.Later(c, giveAgain) // without room, the slot comes back when its time is over
+		}
 	}
 }
 
-// send carries messages to the ledger until its queue is empty, or the ledger counts as dead.
-func (f *Concurrency) send(l *slotLane) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for {
-		all := l.packLocked(f.clock())
-		if len(all) == 0 {
-			l.sending = false
-			f.remindLocked(l)
+// leaves tells whether a call is still of use, and notes that it leaves.
+func (c *slotCall) leaves(now instant) bool {
+	if c.Op == account.SlotGive && now >= c.till { // the slot's time is over
+		c.finish(account.SlotAnswer{})
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent = c.Op == account.SlotGive || !c.gone
+	return c.sent
+}
+
+// judge notes whether the ledger has answered any ask of a message.
+func (f *Concurrency) judge(l *slotLane, answers []account.SlotAnswer) {
+	for i := range answers {
+		err := answers[i].Err
+		if err == nil || errors.Is(err, account.ErrContended) || errors.Is(err, account.ErrRecord) {
+			l.Success()
 			return
 		}
-		l.mu.Unlock()
-		asks, answers := make([]account.SlotAsk, len(all)), make([]account.SlotAnswer, len(all))
-		for i, c := range all {
-			asks[i] = c.SlotAsk
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
-		sent := f.clock()
-		f.ledger.Slots(ctx, asks, answers)
-		f.stats.time.Observe(int64(f.clock().Sub(sent) / time.Microsecond))
-		cancel()
-		l.mu.Lock()
-		f.answeredLocked(l, all, answers)
-	}
-}
-
-// remindLocked schedules the rest for later.
-func (f *Concurrency) remindLocked(l *slotLane) {
-	if l.wakes || l.closed || len(l.gives)+len(l.failed)+len(l.takes) == 0 {
-		return
-	}
-	l.wakes = true
-	time.AfterFunc(giveAgain, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.wakes = false
-		l.gives, l.failed = append(l.failed, l.gives...), nil
-		f.sendLocked(l)
-	})
-}
-
-// packLocked takes the next asks from the queue, gives first, or none while the ledger counts as dead.
-func (l *slotLane) packLocked(now instant) []*slotCall {
-	for len(l.gives) > 0 && now >= l.gives[0].till {
-		l.gives[0].finish(account.SlotAnswer{}) // its time is over
-		l.gives = l.gives[1:]
-	}
-	l.takes = slices.DeleteFunc(l.takes, func(c *slotCall) bool { return c.gone })
-	// Ask the breaker last, so that its one probe is never an empty message.
-	if len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
-		return nil
-	}
-	gives := min(len(l.gives), mostSlotAsks/2)
-	takes := min(len(l.takes), mostSlotAsks-gives)
-	all := slices.Concat(l.gives[:gives], l.takes[:takes])
-	l.gives, l.takes = l.gives[gives:], slices.Delete(l.takes, 0, takes)
-	for _, c := range all {
-		c.sent = true
-	}
-	return all
-}
-
-// answeredLocked applies the answers to a message.
-func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []account.SlotAnswer) {
-	dead := true
-	for i, c := range all {
-		err := answers[i].Err
-		foreign := errors.Is(err, account.ErrRecord)
-		dead = dead && err != nil && !errors.Is(err, account.ErrContended) && !foreign
-		c.finish(answers[i])
-		if c.Op == account.SlotGive && err != nil && !foreign {
-			l.failed = append(l.failed, c)
-		}
-	}
-	if !dead {
-		l.breaker.Success()
-		return
 	}
 	f.stats.failed.Add(1)
-	l.breaker.Failure(f.clock(), rand.Float64())
+	l.Failure(f.clock(), rand.Float64())
 	f.OnFailure(answers[0].Err)
 }
 
@@ -335,7 +293,8 @@ func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts
 			continue
 		}
 		a.Kind = ratelimit.Release
-		f.give(now, &a, slotCallOf(now, &a))
+		f.Alone.DecideShare(now, &a, f.Nodes())
+		f.give(&a, slotCallOf(now, &a))
 	}
 }
 
@@ -377,13 +336,10 @@ func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) accoun
 // ledger counts as dead. Then it sends nothing more.
 func (f *Concurrency) Run(ctx context.Context) {
 	<-ctx.Done()
+	var all sync.WaitGroup
 	for i := range f.lanes {
-		l := &f.lanes[i]
-		l.mu.Lock()
-		l.gives, l.failed, l.breaker = append(l.failed, l.gives...), nil, Breaker{}
-		f.sendLocked(l)
-		l.closed = true
-		l.mu.Unlock()
+		f.lanes[i].Success()
+		all.Go(f.lanes[i].Stop)
 	}
-	f.sends.Wait()
+	all.Wait()
 }

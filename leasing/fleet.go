@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -41,8 +42,8 @@ type Fleet struct {
 	keytable.Sharding
 	names
 	shards []shard
-	alone  *Local // for outages
-	lanes  []lane // one for each part of the ledger
+	alone  *Local      // for outages
+	lanes  []fleetLane // one for each part of the ledger
 	after  func(time.Duration, func())
 	sweeper
 	ended atomic.Bool // there are no more reports to the ledger
@@ -80,8 +81,7 @@ type Partitioned interface {
 
 // Bounds of messages in flight.
 const (
-	senders   = 4 // concurrent round trips, to each part of the ledger
-	batchSize = 256
+	flights   = 4 // concurrent round trips, to each part of the ledger
 	queueSize = 8192
 	// TimeLimit is the time after which a round trip has failed.
 	TimeLimit = time.Second
@@ -123,13 +123,18 @@ func NewFleet(
 
 // openLanes makes a lane for each part of the ledger.
 func (f *Fleet) openLanes() {
-	f.lanes = make([]lane, 1)
+	parts := 1
 	if p, ok := f.ledger.(Partitioned); ok {
-		f.lanes = make([]lane, p.Partitions())
+		parts = p.Partitions()
 	}
+	f.lanes = make([]fleetLane, parts)
 	for i := range f.lanes {
-		f.lanes[i].queue = make(chan message, queueSize/len(f.lanes))
-		f.lanes[i].pace = make(chan struct{}, 1)
+		l := &f.lanes[i]
+		l.part = i
+		l.Options = lane.Options{
+			Size: queueSize / parts, Patient: queueSize, Flights: flights, Clock: f.clock,
+			After: func(d time.Duration, call func()) { f.after(d, call) },
+		}
 	}
 }
 
@@ -146,11 +151,9 @@ func (f *Fleet) SpendAlone(budgets *Local) { f.alone = budgets }
 // Run sends claims until ctx is done, and then gives back all tokens in hand.
 func (f *Fleet) Run(ctx context.Context) {
 	var all sync.WaitGroup
-	stop := make(chan struct{})
 	for i := range f.lanes {
-		for range senders {
-			all.Go(func() { f.send(i, stop) })
-		}
+		l := &f.lanes[i]
+		l.Start(func(batch []message) { f.settle(l, batch) })
 	}
 	if s, ok := f.ledger.(server); ok {
 		all.Go(func() { f.attend(ctx, s) })
@@ -166,7 +169,9 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 	f.leave()
 	f.ended.Store(true)
-	close(stop)
+	for i := range f.lanes {
+		all.Go(f.lanes[i].Stop)
+	}
 	all.Wait()
 }
 
@@ -299,7 +304,7 @@ func (f *Fleet) keyName(key []byte) string {
 }
 
 // laneOf is the lane of the account's part.
-func (f *Fleet) laneOf(name string) *lane {
+func (f *Fleet) laneOf(name string) *fleetLane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
 	}
@@ -321,7 +326,7 @@ func (f *Fleet) recallLocked(now instant, k entry) {
 
 // renewLocked sends a message in the background, if there is something to report or to claim.
 func (f *Fleet) renewLocked(now instant, k entry) {
-	if k.use.flight != nil || f.ended.Load() { // senders end at an empty queue
+	if k.use.flight != nil || f.ended.Load() { // the lanes have stopped
 		return
 	}
 	if _, young := f.lane(k).young(now); young { // sweeps state all that there is

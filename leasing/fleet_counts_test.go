@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -60,11 +62,11 @@ func TestLateReportWithoutRoom(t *testing.T) {
 		w := k.Window
 		k.Refund(1) // which the ledger, that has 5, lacks when the window ends
 		l := &s.nodes[0].lanes[0]
-		l.later = make([]message, queueSize)
+		l.Patient = 0
 		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) + time.Second)
 		s.nodes[0].Sweep(s.now)
 		s.goOn(room)
-		l.later = nil
+		l.Patient = queueSize
 		s.goOn(time.Second)
 		lost := s.nodes[0].Stats().Unreported
 		if used := s.usedIn("k", w); used != want || (lost > 0) != (want == 5) {
@@ -231,17 +233,22 @@ func TestFullQueueIsNamed(t *testing.T) {
 	s := newStage(t, 1, 10, 10, nil)
 	l := &s.nodes[0].lanes[0]
 	for _, answered := range []bool{false, true} {
-		for len(l.queue) < cap(l.queue) {
-			l.queue <- nil
-		}
+		l.Size = 0
 		v := s.ask(0, "k", 1)
 		if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackQueueFull {
 			t.Errorf("after an answer %v: %v by %v", answered, v.Reason, v.Source)
 		}
-		for len(l.queue) > 0 {
-			<-l.queue
-		}
+		l.Size = queueSize
 		s.goOn(time.Second)
 		s.ask(0, "other", 1)
+	}
+}
+
+// The age of the last reply counts from the start, if the store has never answered.
+func TestSilenceCountsFromTheStart(t *testing.T) {
+	clock, random := func() instant { return instant(time.Minute) }, func() float64 { return 0.5 }
+	f := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {}, random)
+	if age := f.Stats().SyncAge; age != time.Minute {
+		t.Errorf("after a minute it is silent for %v", age)
 	}
 }

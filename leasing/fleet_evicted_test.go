@@ -33,7 +33,7 @@ func TestEvictedTwiceIsToldTwice(t *testing.T) {
 // Each time that recalls may have been missed, all totals are stated again. The rest before the next time grows with
 // their number.
 func TestMissedRecallsAreMadeUpFor(t *testing.T) {
-	const many = 1000
+	const many = largeShard - 10
 	s := newStage(t, 1, 2*many, 100, nil)
 	missed := func(key string, rest time.Duration, told bool) {
 		t.Helper()

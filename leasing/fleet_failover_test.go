@@ -164,7 +164,7 @@ func TestRestoredVolume(t *testing.T) {
 	answers := func() {
 		for i := range c.nodes {
 			c.greeted(i, 0)
-			c.until("it is not back", func() bool { return !c.nodes[i].lanes[0].dead() })
+			c.until("it is not back", func() bool { return !c.nodes[i].lanes[0].Open() })
 		}
 	}
 	flip(c, func() {

@@ -130,7 +130,7 @@ func TestPartsOfACluster(t *testing.T) {
 			claim.shard, claim.id, _ = f.find([]byte(key))
 			claim.shard.mu.Unlock()
 			sent = c.clock()
-			f.settle(mixed, []message{claim, greets})
+			f.settle(&f.lanes[mixed], []message{claim, greets})
 			return claim.err == nil
 		})
 		if clock := f.lanes[mixed].time(); clock.At < sent {
@@ -140,12 +140,7 @@ func TestPartsOfACluster(t *testing.T) {
 	}
 
 	servers[who].Kill()
-	open := func(part int) bool {
-		l := &f.lanes[part]
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.breaker.Open()
-	}
+	open := func(part int) bool { return f.lanes[part].Open() }
 	c.until("a part that is dead counts as alive", func() bool { c.greeted(0, last); return open(last) })
 	f.Answered()
 	for part := range f.lanes {

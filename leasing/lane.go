@@ -5,23 +5,21 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// lane sends messages to one part of the ledger. It has the part's queue, breaker, clock and epoch.
-type lane struct {
-	queue chan message // nil only starts a batch
+// fleetLane is the way to one part of the ledger: its messages, its breaker, its clock and its epoch.
+type fleetLane struct {
+	lane.Queue[message]
+	lane.Breaker
+	part int
 
-	mu sync.Mutex
-	gathering
-	clock hold.LedgerClock // guarded by mu
-	epochs
-	breaker  Breaker   // guarded by mu
-	greeting *greeting // guarded by mu; nil: there is none
-	answered instant   // guarded by mu
-
-	pace chan struct{} // has one element while a sender collects a batch
-	left instant       // of that sender: time of the last batch
+	mu       sync.Mutex
+	clock    hold.LedgerClock // guarded by mu
+	epochs                    // guarded by mu
+	greeting *greeting        // guarded by mu; nil: there is none
+	answered instant          // guarded by mu
 }
 
 // epochs is the current epoch of a part. It is guarded by its lane's mu.
@@ -45,97 +43,76 @@ func (e *epochs) part(l *ratelimit.Limit) tokens {
 // had tells whether the epoch was reported in a life.
 func (e *epochs) had(stated uint8) bool { return e.life-stated <= e.life-e.began }
 
-// gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
-type gathering struct {
-	later  []message // Invariant: at most queueSize
-	latest instant   // latest time to leave
-}
+// aliveFor is the time after its last answer for which the ledger counts as alive.
+const aliveFor = 250 * time.Millisecond
 
-const (
-	// batchEvery is the interval of batches.
-	batchEvery = time.Millisecond
-	// aliveFor is the time after its last answer for which the ledger counts as alive.
-	aliveFor = 250 * time.Millisecond
-)
+// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A call
+// that began earlier has then failed, and the longest pauses have passed: of the breaker, and of the client of Redis,
+// which dials once a second.
+const FoundWithin = TimeLimit + time.Second + 3*lane.BreakLongest/2
 
-func (l *lane) time() hold.LedgerClock {
+func (l *fleetLane) time() hold.LedgerClock {
 	there, _ := l.read()
 	return there
 }
 
 // read returns the ledger's time and its epoch, as last answered.
-func (l *lane) read() (hold.LedgerClock, epochs) {
+func (l *fleetLane) read() (hold.LedgerClock, epochs) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock, l.epochs
 }
 
 // young is the epoch, and whether the ledger may lack totals.
-func (l *lane) young(now instant) (epochs, bool) {
+func (l *fleetLane) young(now instant) (epochs, bool) {
 	there, is := l.read()
 	early, _ := there.Between(now)
 	return is, is.epoch.Young(early)
 }
 
-func (l *lane) refuses(now instant) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.breaker.Refuses(now)
-}
-
-// dead tells whether the ledger does not answer, by the breaker.
-func (l *lane) dead() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.breaker.Open()
-}
-
 // alive tells whether the ledger answers other messages.
-func (l *lane) alive(now instant) bool {
+func (l *fleetLane) alive(now instant) bool {
+	if l.Open() {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.clock.At != 0 && now.Sub(l.answered) <= aliveFor && !l.breaker.Open()
+	return l.clock.At != 0 && now.Sub(l.answered) <= aliveFor
 }
 
 // lane is the lane of a key's messages.
-func (f *Fleet) lane(k entry) *lane {
+func (f *Fleet) lane(k entry) *fleetLane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
 	}
 	return f.laneOf(f.keyName(k.key()))
 }
 
-// joinLocked returns the key's message, or a new one. If it is not yet written, it leaves at once. nil: no
-// message can be sent, for the reason.
+// joinLocked returns the key's message, or a new one. If it is not yet written, it leaves soon. nil: no message can be
+// sent, for the reason.
 func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	l := f.lane(k)
+	gather := k.rule().Coordination.Deadline() / gatherPart
 	// A key has one message in flight: later requests look again when it is answered.
 	if m := k.use.flight; m != nil {
-		if m.background && !m.written && l.send(m) {
+		if m.background && !m.written && l.Send(m, gather) {
 			m.background = false
 		}
 		return m, 0
 	}
-	if l.refuses(f.clock()) {
+	if l.Refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
 	m := newKeyMessage(k)
-	if !l.send(m) {
+	if !l.Send(m, gather) {
 		return nil, ratelimit.FallbackQueueFull
 	}
 	k.use.flight = m
 	return m, 0
 }
 
-// send puts a message into the next batch, if there is room.
-func (l *lane) send(m message) bool {
-	select {
-	case l.queue <- m:
-		return true
-	default:
-		return false
-	}
-}
+// gatherPart is the part of a rule's store_deadline for which its requests may wait for others to share a round trip.
+const gatherPart = 8
 
 // launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.
 func (f *Fleet) launchLocked(k entry, wait time.Duration) {
@@ -174,70 +151,16 @@ func (f *Fleet) timeLocked(now instant, k entry) {
 	})
 }
 
-// sendLater adds a message to the background messages; false: there is no room, or the store is dead.
-func (f *Fleet) sendLater(l *lane, m message, wait time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := f.clock()
-	if len(l.later) >= queueSize || l.breaker.Refuses(now) {
-		return false
-	}
-	l.later = append(l.later, m)
-	switch at := now.Add(wait); {
-	case len(l.later) == batchSize:
-		l.send(nil)
-	case len(l.later) == 1 || at < l.latest:
-		l.latest = at
-		f.after(wait, func() { l.flush(at) })
-	}
-	return true
-}
-
-// flush sends the background messages at their latest time. If they left earlier, their time is void.
-func (l *lane) flush(at instant) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.later) > 0 && l.latest == at {
-		l.send(nil)
-	}
-}
-
-// take collects a batch after a first message, which may be nil: the queue, then the background messages.
-func (l *lane) take(first message) (all []message) {
-	add := func(m message) {
-		if m != nil {
-			all = append(all, m)
-		}
-	}
-	add(first)
-	for more := true; more && len(all) < batchSize; {
-		select {
-		case m := <-l.queue:
-			add(m)
-		default:
-			more = false
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := min(len(l.later), batchSize-len(all))
-	all = append(all, l.later[:n]...)
-	l.later = append(l.later[:0], l.later[n:]...)
-	l.latest = 0
-	if len(l.later) > 0 {
-		l.send(nil)
-	}
-	return all
+// sendLater sends a background message after a wait; false: there is no room, or the store is dead.
+func (f *Fleet) sendLater(l *fleetLane, m message, wait time.Duration) bool {
+	return !l.Refuses(f.clock()) && l.Later(m, wait)
 }
 
 // Answered notes that the ledger has answered a message outside of the lanes, such as a probe at start. A part that
 // counts as dead stays dead until its own answer, but is tried now.
 func (f *Fleet) Answered() {
 	for i := range f.lanes {
-		l := &f.lanes[i]
-		l.mu.Lock()
-		l.breaker.openTill = 0
-		l.mu.Unlock()
+		f.lanes[i].Probe()
 	}
 	f.Greet()
 }
@@ -250,17 +173,18 @@ func (f *Fleet) Greet() {
 }
 
 // greet returns a part's greeting in flight, or a new one. nil: there can be none, and why.
-func (f *Fleet) greet(l *lane) (*flight, ratelimit.FallbackReason) {
+func (f *Fleet) greet(l *fleetLane) (*flight, ratelimit.FallbackReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.greeting != nil {
 		return &l.greeting.flight, 0
 	}
-	if l.breaker.Refuses(f.clock()) {
+	if l.Refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
+	const alone = 0 // it waits for no others
 	m := &greeting{flight: newFlight()}
-	if !l.send(m) {
+	if !l.Send(m, alone) {
 		return nil, ratelimit.FallbackQueueFull
 	}
 	l.greeting = m

@@ -61,7 +61,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
 		Answered: now.Sub(k.LastAnswer),
 		Refuses:  k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
-		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
+		Reported: k.Reported(), Failing: f.lane(k).Refuses(now),
 	}
 	if k.LastAnswer != 0 {
 		v.Ledger = &ratelimit.AccountLook{Window: w, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -58,7 +59,7 @@ func TestPageConstants(t *testing.T) {
 // breaks says after how many failures a breaker opens, for how long at first, and at last; without jitter.
 func breaks() (failures int, first, longest time.Duration) {
 	const half = 0.5 // which is none: the time is as long as it is on average
-	var b Breaker
+	var b lane.Breaker
 	for ; !b.Open(); failures++ {
 		b.Failure(0, half)
 	}

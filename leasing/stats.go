@@ -56,9 +56,9 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	}
 	for i := range f.lanes {
 		l := &f.lanes[i]
+		s.BreakerOpen = s.BreakerOpen || l.Open()
+		s.Queued, s.QueueSize = s.Queued+l.Len(), s.QueueSize+l.Size
 		l.mu.Lock()
-		s.BreakerOpen = s.BreakerOpen || l.breaker.Open()
-		s.Queued, s.QueueSize = s.Queued+len(l.queue)+len(l.later), s.QueueSize+cap(l.queue)
 		s.SyncAge = max(s.SyncAge, f.clock().Sub(l.answered))
 		l.mu.Unlock()
 	}

@@ -15,10 +15,7 @@ import (
 // Its driver calls Ask for each request, Answer or Fail for each batch, Sweep every SweepEvery, and the functions
 // passed to after. With rules that reclaim, it also calls RegisterDue, RegisterAnswered and
 // Short, as Run does. After each of these, it calls Advance for all waiting requests, and Batch until there is none.
-type Stepped struct {
-	*Fleet
-	busy []int // batches in flight, to each part of the ledger
-}
+type Stepped struct{ *Fleet }
 
 // NewStepped makes a node. after must call its function after that time of the node's clock. random is for pauses.
 func NewStepped(
@@ -29,13 +26,13 @@ func NewStepped(
 	f.Hash = keytable.Hasher{}
 	f.alone = NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall).Predictable()
 	f.after, f.Random, f.RawNames = after, random, true
-	return &Stepped{f, make([]int, 1)}
+	return &Stepped{f}
 }
 
 // Divide sets the parts of the ledger, before the node is used. The driver settles each batch at its part
 // (Batch.Part). It does not call Settle.
 func (s *Stepped) Divide(ledger Partitioned) {
-	s.ledger, s.busy = ledger, make([]int, ledger.Partitions())
+	s.ledger = ledger
 	s.openLanes()
 }
 
@@ -77,45 +74,24 @@ func (w *Wait) TimeOver() time.Duration {
 }
 
 // Batch is the messages of one round trip. It is answered once.
-type Batch struct {
-	*batch
-	node *Stepped
-	part int
-}
+type Batch struct{ *batch }
 
 // Part is the part of the ledger that the batch is for.
-func (b *Batch) Part() int { return b.part }
+func (b *Batch) Part() int { return b.lane.part }
 
-// Batch takes messages for a part of the ledger; nil: there are none, or the maximum of batches is in flight.
+// Batch takes messages for a part of the ledger; nil: none are due, or the maximum of batches is in flight.
 func (s *Stepped) Batch() *Batch {
 	for i := range s.lanes {
-		if b := s.batch(i); b != nil {
-			return b
+		l := &s.lanes[i]
+		for all := l.Take(); all != nil; all = l.Take() {
+			b := s.pack(l, all)
+			// The breaker lets one batch through as a probe, and fails the others.
+			if l.Allow(b.sent) {
+				return &Batch{b}
+			}
+			l.Settled()
+			b.failed(errBreaker)
 		}
-	}
-	return nil
-}
-
-func (s *Stepped) batch(part int) *Batch {
-	l := &s.lanes[part]
-	for s.busy[part] < senders {
-		var all []message
-		select {
-		case first := <-l.queue:
-			all = l.take(first)
-		default:
-			return nil
-		}
-		if len(all) == 0 {
-			continue
-		}
-		b := s.pack(l, all)
-		// As in senders: the breaker lets one batch through as a probe, and fails the others.
-		if b.allowed() {
-			s.busy[part]++
-			return &Batch{b, s, part}
-		}
-		b.failed(errBreaker)
 	}
 	return nil
 }
@@ -125,13 +101,13 @@ func (b *Batch) Claims() []account.Claim { return b.claims }
 
 // Answer applies the ledger's answer: a grant for each claim, and the epoch and time after them.
 func (b *Batch) Answer(epoch ratelimit.Epoch, at ledgerTime, grants []account.Grant) {
-	b.node.busy[b.part]--
+	b.lane.Settled()
 	b.answered(grants, epoch, at, at, nil)
 }
 
 // Fail notes that the batch was not answered, and why.
 func (b *Batch) Fail(err error) {
-	b.node.busy[b.part]--
+	b.lane.Settled()
 	b.failed(err)
 }
 
@@ -161,7 +137,7 @@ func (s *Stepped) Release() []account.Claim {
 			at, _ = s.leaveSome(&s.shards[i], at)
 			for j := range s.lanes {
 				l := &s.lanes[j]
-				for all := l.take(nil); len(all) > 0; all = l.take(nil) {
+				for all := l.Rest(); all != nil; all = l.Rest() {
 					claims = append(claims, s.pack(l, all).claims...)
 				}
 			}

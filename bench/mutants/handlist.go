@@ -61,7 +61,7 @@ var allByHand = []byHand{
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
 	// Local refusals.
-	{"a store that is back is met by all callers at once", "leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
+	{"a store that is back is met by all callers at once", "leasing/lane/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
 	// Drift, and its seats.
 	{"a new tenant uses the shares of one that crashed", seats, "return max(s.Taint, s.Expires)", "return s.Taint"},
 	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.Taint = now\n\t\t\t}\n", ""},

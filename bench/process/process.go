@@ -37,8 +37,17 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 
 // Start runs a server and waits for its port to open.
 func Start(binary, address string, args ...string) (*Process, error) {
+	return StartWith(nil, binary, address, args...)
+}
+
+// StartWith is Start for a program of others, which has more variables in its environment (NAME=VALUE), and whose log is
+// not shown.
+func StartWith(environment []string, binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
-	cmd.Stderr = os.Stderr
+	if environment == nil {
+		cmd.Stderr = os.Stderr
+	}
+	cmd.Env = append(os.Environ(), environment...)
 	p, err := Launch(cmd)
 	if err != nil {
 		return nil, err

@@ -40,8 +40,8 @@ var planted = []struct {
 	}},
 	{1, plant.Bug{
 		Name: "a refund below nothing is credited", File: "leasing/account/account.go",
-		Right: "cut := max(0, had-total-a.sum)",
-		Wrong: "cut := min(0, max(0, had-total-a.sum))",
+		Right: "cut := max(0, had-total-a.sum+hand)",
+		Wrong: "cut := min(0, max(0, had-total-a.sum+hand))",
 	}},
 	{4, plant.Bug{
 		Name: "the window before is not counted", File: "leasing/account/span.go",

@@ -62,15 +62,16 @@ func (r *Row) limit() *ratelimit.Limit {
 // mode is a way to answer.
 type mode struct {
 	name   string
-	fields map[string]string // of the coordination; nil: the baseline
+	fields map[string]string // of the coordination; nil: the baseline, or another limiter
+	other  *other            // nil: Sluice, or the baseline
 }
 
 var modes = []mode{
-	{"baseline", nil},
-	{"strict", map[string]string{"mode": "leasing", "lease.size": "1"}},
-	{"leasing", map[string]string{"mode": "leasing"}},
-	{"routing", map[string]string{"mode": "routing"}},
-	{"approx", map[string]string{"mode": "approx"}},
+	{name: "baseline"},
+	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
+	{name: "leasing", fields: map[string]string{"mode": "leasing"}},
+	{name: "routing", fields: map[string]string{"mode": "routing"}},
+	{name: "approx", fields: map[string]string{"mode": "approx"}},
 }
 
 // fieldsOf are those of a mode and of the row, in a fixed order.

@@ -54,7 +54,7 @@ func (a *Accuracy) options() *Options {
 }
 
 // scenarioModes tighten the budget of approx, so that each node has a seat.
-var scenarioModes = append(modes[1:4:4], mode{"approx", map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
+var scenarioModes = append(modes[1:4:4], mode{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
 
 // scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
 // that none ends during the measurement: the simulator plays windows that end.

@@ -27,6 +27,7 @@ type Options struct {
 	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 	of     suite         // the zero suite is costs
+	peers  string        // directory of the programs of other rate limiters
 }
 
 // suite is the rows of one command.
@@ -184,7 +185,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
 		defer timer.Stop()
 	}
-	cpu, err := process.Spent(f, func() error { return o.load(ctx, row, f, t, start) })
+	cpu, err := process.Spent(f, func() error { return o.load(ctx, row, m, f, t, start) })
 	if err != nil {
 		return Measured{}, err
 	}
@@ -213,6 +214,9 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 
 // open starts a fleet that answers in a mode.
 func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
+	if m.other != nil {
+		return o.openOther(m.other, row, nodes)
+	}
 	if m.fields == nil {
 		return OpenBaseline(o.Lab, row.Limit, row.limit().Period(), nodes)
 	}
@@ -220,10 +224,10 @@ func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
 }
 
 // load makes the row's requests, while things go wrong.
-func (o *Options) load(ctx context.Context, row *Row, f *process.Fleet, t *tally, start time.Time) error {
+func (o *Options) load(ctx context.Context, row *Row, m *mode, f *process.Fleet, t *tally, start time.Time) error {
 	struck := make(chan error, 1)
 	go func() { struck <- row.fails(ctx, f, o.Length) }()
-	ask := func(r load.Request, intended time.Time) { askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
+	ask := func(r load.Request, intended time.Time) { askAt(ctx, f.Pool.Next(), row, m, t, r.Key, intended) }
 	if l := row.load(o.Rate, o.Length); row.Callers > 0 {
 		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
 	} else {
@@ -299,7 +303,7 @@ func idleRedis(ctx context.Context) (float64, error) {
 }
 
 // askAt makes one call to a node, and counts the answer.
-func askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
+func askAt(ctx context.Context, node *grpc.ClientConn, row *Row, m *mode, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()
@@ -307,8 +311,18 @@ func askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intend
 		t.answered(key, intended, sent, sent, false, errNoNode)
 		return
 	}
-	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, caller.Request(domain, entry, fmt.Sprintf("client-%d", key)))
-	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
+	ask := askAsEnvoy
+	if m.other != nil && m.other.ask != nil {
+		ask = m.other.ask
+	}
+	ok, err := ask(ctx, node, row, fmt.Sprintf("client-%d", key))
+	t.answered(key, intended, sent, time.Now(), ok, err)
+}
+
+// askAsEnvoy makes a call of Envoy's protocol.
+func askAsEnvoy(ctx context.Context, node *grpc.ClientConn, _ *Row, key string) (ok bool, err error) {
+	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, caller.Request(domain, entry, key))
+	return answer.GetOverallCode() == rls.RateLimitResponse_OK, err
 }
 
 var errNoNode = errors.New("no node runs")

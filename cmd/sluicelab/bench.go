@@ -24,6 +24,7 @@ type benchCmd struct {
 	Envoy    measuring[realenvoy.Options, *realenvoy.Options] `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
 	Keys     measuring[bench.KeysOptions, *bench.KeysOptions] `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
 	Overload measuring[overload.Options, *overload.Options]   `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Peers    measuring[store.Peers, *store.Peers]             `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
 	Store    measuring[store.Options, *store.Options]         `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
 	Tokens   measuring[tokens.Options, *tokens.Options]       `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
 	Baseline benchBaselineCmd                                 `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`

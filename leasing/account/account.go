@@ -52,13 +52,15 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	return g
 }
 
-// book copies the holder's totals into the record. A part of a refund is cut if the sum would fall below 0 (Grant.Cut).
-// The record is cut as well, or totals that are stated after a loss would credit that part.
+// book copies the holder's totals into the record. A part of a refund is cut if the sum would fall below the tokens
+// that the holder has in hand (Grant.Cut). The record is cut as well, or totals that are stated after a loss would
+// credit that part.
 func (a *account) book(r *record, c *Claim) {
 	had := r.taken
 	total := max(clamped(c.Taken), clamped(c.Spent))
 	total = max(min(total, had+mostSum-a.sum), had-mostSum-a.sum)
-	cut := max(0, had-total-a.sum)
+	hand := max(0, clamped(c.Taken)-clamped(c.Spent))
+	cut := max(0, had-total-a.sum+hand)
 	if total < had {
 		a.pause = a.least // tokens were given back
 	}

@@ -26,7 +26,7 @@ local spent, fence, asked, pause, least = unpacked(got[4], '<ddddd')
 -- book
 local total = max(Taken, Spent)
 total = max(min(total, had + MOST - sum), had - MOST - sum)
-local cut = max(0, had - total - sum)
+local cut = max(0, had - total - sum + max(0, Taken - Spent))
 if total < had then pause = least end
 total = total + cut
 local says = min(Spent + cut, total)

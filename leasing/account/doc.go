@@ -3,8 +3,9 @@
 // Guarantee: an account's sum is at least the sum of all holders' totals, and a holder owns only tokens that were
 // below the limit when it took them. So holders spend at most the limit of their own tokens. This holds if messages
 // are lost, repeated, delayed or overtaken, and if holders crash, pause or return. Charges and admissions without a
-// grant are booked whole, and are the only way beyond the limit. Refunds credit the account, never below 0. It does
-// not promise that every token gets used: tokens that a holder lost stay taken until the window ends.
+// grant are booked whole, and are the only way beyond the limit. Refunds credit the account, never below the tokens
+// that their holder has in hand. It does not promise that every token gets used: tokens that a holder lost stay taken
+// until the window ends.
 //
 // An account is a sum, and one total for each holder (docs/protocol.md, section 2).
 // The window is part of the account's name, so the content of an account never turns over. The next window is another

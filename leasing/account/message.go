@@ -73,8 +73,8 @@ type Grant struct {
 	Err error
 }
 
-// Cut is the part of a refund that was not credited, because the account would fall below 0. The holder adds it to its
-// totals, like the ledger.
+// Cut is the part of a refund that was not credited, because it belongs to no charge. The holder adds it to its totals,
+// like the ledger.
 func (g *Grant) Cut(c *Claim) tokens {
 	if c.Draws() || c.bucket() || g.Err != nil {
 		return 0

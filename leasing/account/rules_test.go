@@ -28,6 +28,10 @@ func TestRefundsAreCutAtNothing(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	b.is(g, 0, -40, 0, 0)
+	// A refund of more than was charged leaves what the holder has in hand in the sum. Otherwise, that would be admitted
+	// on top of the whole limit.
+	b.is(b.claims(3, 15, 10, 0), 0, 15, 15, 0)
+	b.is(b.claims(3, -40, -45, 0), 0, 5, 5, 0)
 }
 
 // Who has something in hand is asked to give it back by a claim that needs more than there is.

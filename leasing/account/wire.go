@@ -128,7 +128,8 @@ func plausible(c *Claim, g *Grant) bool {
 		return g.Total >= 0 && g.Total <= max(0, c.Taken)+g.Granted
 	}
 	cut := g.Total - g.Granted - total
-	alone := g.Sum == g.Granted || looksBack(&c.Limit) && g.Sum > g.Granted
+	least := g.Granted + max(0, c.Taken-c.Spent)
+	alone := g.Sum == least || looksBack(&c.Limit) && g.Sum > least
 	return c.Draws() || !small || cut == 0 || cut > 0 && alone
 }
 

@@ -1,10 +1,8 @@
-package leasing
+package lane
 
 import (
 	"testing"
 	"time"
-
-	"github.com/sluice-gate/sluice/leasing/account"
 )
 
 // breakerScript plays a breaker through instants of one store.
@@ -71,15 +69,6 @@ func TestBreakerWaitsLongerEachTime(t *testing.T) {
 			t.Fatal("not one call went out to see, two seconds later, until it was answered")
 		}
 		s.Success()
-	}
-}
-
-// The age of the last reply counts from the start, if the store has never answered.
-func TestSilenceCountsFromTheStart(t *testing.T) {
-	clock, random := func() instant { return instant(time.Minute) }, func() float64 { return 0.5 }
-	f := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {}, random)
-	if age := f.Stats().SyncAge; age != time.Minute {
-		t.Errorf("after a minute it is silent for %v", age)
 	}
 }
 

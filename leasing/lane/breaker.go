@@ -1,0 +1,84 @@
+package lane
+
+import (
+	"sync"
+	"time"
+)
+
+// Breaker stops calls to a dead store. The zero Breaker is closed. It is safe for concurrent use.
+//
+//	closed --breakAfter failures in a row--> open --its time--> probing
+//	   ^                                      ^                   |
+//	   +----------------- success ------------|------ failure ----+
+type Breaker struct {
+	mu       sync.Mutex
+	failures int           // guarded by mu
+	openTill instant       // guarded by mu: until then, calls are refused
+	probing  bool          // guarded by mu: a probe is in flight
+	wait     time.Duration // guarded by mu
+}
+
+const (
+	breakAfter = 3
+	breakFirst = 50 * time.Millisecond
+	// BreakLongest is the longest mean pause: so a store that is back is found within a beat.
+	BreakLongest = 250 * time.Millisecond
+)
+
+// Allow tells whether a call may be made now. After the pause, the first caller is the probe.
+func (b *Breaker) Allow(now instant) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refusesLocked(now) {
+		return false
+	}
+	b.probing = b.openLocked()
+	return true
+}
+
+// Open tells whether the store counts as dead.
+func (b *Breaker) Open() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.openLocked()
+}
+
+func (b *Breaker) openLocked() bool { return b.failures >= breakAfter }
+
+// Refuses tells whether Allow would return false now.
+func (b *Breaker) Refuses(now instant) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.refusesLocked(now)
+}
+
+func (b *Breaker) refusesLocked(now instant) bool {
+	return b.openLocked() && (now < b.openTill || b.probing)
+}
+
+// Success books a call that was answered.
+func (b *Breaker) Success() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures, b.probing, b.wait = 0, false, 0
+}
+
+// Probe ends the pause: the next call is a probe.
+func (b *Breaker) Probe() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.openTill = 0
+}
+
+// Failure books a failed call. jitter is from 0 to 1, so that nodes do not probe at the same time.
+func (b *Breaker) Failure(now instant, jitter float64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures++
+	b.probing = false
+	if b.failures < breakAfter {
+		return
+	}
+	b.wait = min(max(breakFirst, 2*b.wait), BreakLongest)
+	b.openTill = now.Add(b.wait/2 + time.Duration(jitter*float64(b.wait)))
+}

@@ -1,0 +1,191 @@
+package lane
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// script plays a queue whose batches take a time.
+type script struct {
+	testing.TB
+	Queue[int]
+	began   time.Time
+	trip    time.Duration
+	batches [][]int
+	left    []time.Duration // when each message left, by its number
+	flights atomic.Int32
+}
+
+func newScript(t testing.TB, trip time.Duration) *script {
+	s := &script{TB: t, began: time.Now(), trip: trip, left: make([]time.Duration, 10_000)}
+	s.Size, s.Patient, s.Flights = 1000, 1000, 4
+	s.Clock = func() instant { return instant(time.Since(s.began)) }
+	s.After = func(d time.Duration, do func()) { time.AfterFunc(d, do) }
+	return s
+}
+
+func (s *script) settle(batch []int) {
+	if n := s.flights.Add(1); int(n) > s.Flights || len(batch) > BatchSize {
+		s.Errorf("%d batches are in flight, the last one of %d", n, len(batch))
+	}
+	s.mu.Lock()
+	s.batches = append(s.batches, batch)
+	for _, m := range batch {
+		s.left[m] = time.Since(s.began)
+	}
+	s.mu.Unlock()
+	time.Sleep(s.trip)
+	s.flights.Add(-1)
+}
+
+// Messages that come at some pace wait for each other for as long as is declared, and make so many batches. Rare ones
+// leave at once.
+func TestBatchesByPace(t *testing.T) {
+	for _, c := range []struct {
+		every   time.Duration
+		waits   time.Duration // at most
+		batches int           // for 1,000 messages, at most; the first ones show their pace
+	}{
+		{20 * time.Millisecond, 0, 1000},
+		{1800 * time.Microsecond, 0, 1000},
+		{time.Millisecond, Gather, 550},
+		{500 * time.Microsecond, Gather, 320},
+		{100 * time.Microsecond, Gather, 150},
+		{10 * time.Microsecond, Gather, 40},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScript(t, 500*time.Microsecond)
+			s.Start(s.settle)
+			come := make([]time.Duration, 1000)
+			for i := range come {
+				come[i] = time.Since(s.began)
+				if !s.Send(i, time.Hour) {
+					t.Fatalf("every %v: %d was refused", c.every, i)
+				}
+				time.Sleep(c.every)
+			}
+			s.Stop()
+			for i := range come {
+				if waited := s.left[i] - come[i]; waited > c.waits {
+					t.Errorf("every %v: message %d waited for %v, at most %v are declared", c.every, i, waited, c.waits)
+				}
+			}
+			if n := len(s.batches); n > c.batches {
+				t.Errorf("every %v: %d batches, at most %d are expected", c.every, n, c.batches)
+			}
+		})
+	}
+}
+
+// A message with a shorter time makes its batch leave, and patient ones leave along with it.
+func TestShortestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, 0)
+		s.Start(s.settle)
+		for i := range 100 { // they are frequent
+			s.Send(i, 0)
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		s.batches = nil
+		s.Later(200, 50*time.Millisecond)
+		time.Sleep(time.Millisecond)
+		s.Send(201, time.Millisecond)
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if len(s.batches) != 1 || !slices.Equal(s.batches[0], []int{201, 200}) {
+			t.Errorf("they left as %v", s.batches)
+		}
+		s.Later(202, 50*time.Millisecond)
+		time.Sleep(49 * time.Millisecond)
+		if synctest.Wait(); s.Len() != 1 {
+			t.Error("a patient message left early")
+		}
+		time.Sleep(time.Millisecond)
+		if synctest.Wait(); s.Len() != 0 {
+			t.Error("a patient message has not left after its time")
+		}
+	})
+}
+
+// While as many batches are in flight as may be, messages wait, and leave with the first answer. None is lost, and none
+// is refused before the queue is full.
+func TestFullFlights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, time.Second)
+		s.Start(s.settle)
+		for i := range 4 {
+			s.Send(i, 0)
+		}
+		for i := range s.Size {
+			if !s.Send(10+i, 0) || !s.Later(2000+i, 0) {
+				t.Fatalf("message %d was refused", i)
+			}
+		}
+		if s.Send(5000, 0) || s.Later(5001, 0) {
+			t.Error("a full queue takes another message")
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := len(s.batches); n != 8 || s.Len() != 2*s.Size-4*BatchSize {
+			t.Errorf("%d batches left, and %d messages wait", n, s.Len())
+		}
+		for _, b := range s.batches[4:] {
+			if patient := len(b) - indexOf(b, 2000); patient < BatchSize/2 {
+				t.Errorf("only %d patient messages leave with others", patient)
+			}
+		}
+		s.Stop()
+		if s.Len() > 0 || s.Send(5002, 0) || s.Later(5003, 0) {
+			t.Errorf("%d messages wait after the end, or others come", s.Len())
+		}
+		var all []int
+		for _, b := range s.batches {
+			all = append(all, b...)
+		}
+		if slices.Sort(all); len(all) != 4+2*s.Size || len(slices.Compact(all)) != len(all) {
+			t.Errorf("%d of %d messages were sent", len(all), 4+2*s.Size)
+		}
+	})
+}
+
+// indexOf is the index of the first message from a number on.
+func indexOf(batch []int, least int) int {
+	return slices.IndexFunc(batch, func(m int) bool { return m >= least })
+}
+
+// A driver takes batches itself: those that are due, and no more than may be in flight.
+func TestTake(t *testing.T) {
+	now := instant(0)
+	q := Queue[int]{Options: Options{
+		Size: 10, Patient: 10, Flights: 1, Clock: func() ratelimit.Instant { return now }, After: func(time.Duration, func()) {},
+	}}
+	if q.Take() != nil || q.Rest() != nil {
+		t.Error("there is a batch of nothing")
+	}
+	q.Later(1, time.Millisecond)
+	if q.Take() != nil {
+		t.Error("a patient message is due at once")
+	}
+	now = now.Add(time.Millisecond)
+	if b := q.Take(); !slices.Equal(b, []int{1}) {
+		t.Errorf("what is due is %v", b)
+	}
+	q.Send(2, 0)
+	if q.Take() != nil {
+		t.Error("there are two batches in flight")
+	}
+	if q.Settled(); !slices.Equal(q.Take(), []int{2}) {
+		t.Error("after the answer, the next one stays")
+	}
+	q.Later(3, time.Hour)
+	if !slices.Equal(q.Rest(), []int{3}) || q.Rest() != nil {
+		t.Error("the rest is not all of it")
+	}
+}
