@@ -108,9 +108,10 @@ func TestOneCauseIsOnePage(t *testing.T) {
 	}
 	for fleet, c := range map[string]struct{ causes, effects string }{
 		"an outage of the store": {
-			"SluiceStoreBreakerOpen", "SluiceFallbackActive SluiceErrors SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleClaims SluiceOverloaded",
+			"SluiceStoreBreakerOpen", "SluiceStoreSlow SluiceFallbackActive SluiceErrors SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleClaims SluiceOverloaded",
 		},
-		"a slow store":        {"SluiceFallbackActive", "SluiceSlow"},
+		"a slow store":        {"SluiceStoreSlow", "SluiceFallbackActive SluiceSlow"},
+		"late answers":        {"SluiceFallbackActive", "SluiceSlow"},
 		"an empty restart":    {"SluiceLedgerLost", "SluiceAccountsLost SluiceStoreClockStepped"},
 		"a store that evicts": {"SluiceAccountsLost", "SluiceStoreMayEvict"},
 		"bad rules":           {"SluiceConfigRejected", "SluiceRulesDiffer SluiceRulesFromCopy"},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -131,4 +132,36 @@ func TestAllNodesAreCounted(t *testing.T) {
 	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
 		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
 	}
+}
+
+// A store that answers, and slowly, is a problem with both of its numbers, and no outage. When it is fast again, there is
+// none.
+func TestSlowStoreIsNamed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	f := newFleet(t, 1, setup{rules: "coordination: {store_deadline: 100ms}\n" + policyRules, store: slowStore{server, proxy}})
+	n := f.nodes[0]
+	key := 0
+	state := func() string {
+		key++
+		n.post("open", fmt.Sprint(key))
+		_, text := n.get(n.debug + "/console/state")
+		return text
+	}
+	n.eventually("a fast store", func() bool { return strings.Contains(state(), `"trip_seconds":0.00`) })
+	proxy.Delay(70 * time.Millisecond)
+	n.eventually("a slow store is named", func() bool {
+		text := state()
+		return strings.Contains(text, "A reply of the store takes 7") && strings.Contains(text, "store_deadline of the rules is 100 ms") &&
+			strings.Contains(text, "store-slow")
+	})
+	if text := state(); strings.Contains(text, "has not answered") {
+		t.Errorf("a slow store counts as dead:\n%s", text)
+	}
+	if _, text := n.get(n.debug + "/metrics"); !strings.Contains(text, "\nsluice_store_deadline_seconds 0.1\n") {
+		t.Error("the metrics lack the deadline")
+	}
+	proxy.Delay(0)
+	n.eventually("a store that is fast again is no problem", func() bool { return !strings.Contains(state(), "store-slow") })
 }

@@ -90,7 +90,9 @@ function storeCard(s) {
   const t = s.store;
   if (!t.used) return ['No store', 'this node counts in its memory', ''];
   if (t.breaker_open) return ['No reply', 'from the store, for ' + t.sync_age_seconds.toFixed(0) + ' s', 'bad'];
-  return [(t.mean_seconds * 1000).toFixed(2) + ' ms', 'for a reply of the store, on average; ' + number(s.recent.trips) + ' round trips/s', ''];
+  const mean = s.recent.trip_seconds, least = t.least_deadline_seconds;
+  const of = least > 0 ? ' of ' + number(least * 1000) + ' ms (the shortest store_deadline)' : '';
+  return [mean > 0 ? (mean * 1000).toFixed(2) + ' ms' : '–', 'for a reply of the store, in the last ten seconds' + of + '; ' + number(s.recent.trips) + ' round trips/s', mean > least / 2 && least > 0 ? 'warn' : ''];
 }
 
 function showCards(s) {
@@ -190,7 +192,7 @@ function show(s) {
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
-    ['mean round trip', (s.store.mean_seconds * 1000).toFixed(2) + ' ms'],
+    ['mean round trip, since the start', (s.store.mean_seconds * 1000).toFixed(2) + ' ms'],
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
     ...Object.entries(s.claims).map(([k, n]) => ['claims ' + (claimed[k] || k), number(n)]),
     ['claims that wait now', number(s.store.queued)], ['claims that came too late', number(s.store.stale)],

@@ -51,7 +51,10 @@ type look struct {
 }
 
 // counters are those of a node or a rule, since its start.
-type counters struct{ passed, refused, failed, alone, full, trips, beyond, byPolicy uint64 }
+type counters struct {
+	passed, refused, failed, alone, full, beyond, byPolicy uint64
+	trips, waited                                          uint64 // round trips, and their microseconds
+}
 
 type ruleLook struct {
 	id string
@@ -68,10 +71,11 @@ type bucket struct {
 type Rates struct {
 	Passed  float64 `json:"passed"`
 	Refused float64 `json:"refused"`
-	Failed  float64 `json:"failed"` // answered with an error, or shed
-	Alone   float64 `json:"alone"`  // decisions without the store
-	Full    float64 `json:"full"`   // decisions of keys without a place in the table
-	Trips   float64 `json:"trips"`  // round trips to the store
+	Failed  float64 `json:"failed"`       // answered with an error, or shed
+	Alone   float64 `json:"alone"`        // decisions without the store
+	Full    float64 `json:"full"`         // decisions of keys without a place in the table
+	Trips   float64 `json:"trips"`        // round trips to the store
+	Trip    float64 `json:"trip_seconds"` // mean time of one; 0: there was none
 	P99     float64 `json:"p99_seconds"`
 	// Worst is the excess of the worst key over its limit in a window of the last 30 s, in percent of its allowance.
 	Worst float64 `json:"worst_percent"`
@@ -133,6 +137,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l := look{at: at, lost: s.Store.Recoveries, took: took, counters: counters{
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
+		waited: uint64(s.Store.Waited * 1e6),
 	}}
 	l.rules = make([]ruleLook, 0, len(s.Rules))
 	for i := range s.Rules {
@@ -152,8 +157,9 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 func (c counters) since(o *counters) counters {
 	less := func(now, before uint64) uint64 { return now - min(before, now) }
 	return counters{
-		less(c.passed, o.passed), less(c.refused, o.refused), less(c.failed, o.failed), less(c.alone, o.alone),
-		less(c.full, o.full), less(c.trips, o.trips), less(c.beyond, o.beyond), less(c.byPolicy, o.byPolicy),
+		passed: less(c.passed, o.passed), refused: less(c.refused, o.refused), failed: less(c.failed, o.failed),
+		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
+		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
 	}
 }
 
@@ -163,6 +169,7 @@ func (c counters) rates(seconds float64) Rates {
 		Passed: float64(c.passed) / seconds, Refused: float64(c.refused) / seconds,
 		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
 		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
+		Trip: float64(c.waited) / 1e6 / float64(max(1, c.trips)),
 	}
 }
 

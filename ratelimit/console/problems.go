@@ -25,6 +25,7 @@ const (
 // Thresholds of slow and full.
 const (
 	slowP99     = 10 * time.Millisecond // half of Envoy's default timeout
+	slowStore   = 2                     // part of a store_deadline that a reply may take
 	namedAtMost = 3
 )
 
@@ -37,6 +38,12 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	if s.Store.BreakerOpen {
 		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store has not answered for %.0f s", s.Store.SyncAge)
+	}
+	if least := s.Store.Deadline; recent.Trip > least/slowStore && least > 0 && !s.Store.BreakerOpen {
+		say(Warn, "store-slow",
+			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. A mean of the "+
+				"last ten seconds, at this node.", least*1e3),
+			"A reply of the store takes %.1f ms", recent.Trip*1e3)
 	}
 	if recent.Alone > 0 {
 		say(Warn, "fallback-active",

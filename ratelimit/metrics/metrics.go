@@ -206,6 +206,9 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 	trips(s.Failed, "failed")
 	p.distribution("sluice_store_seconds",
 		"Time of a round trip; buckets are powers of four from 1 us.", s.StoreTime, 1e-6)
+	if least := c.leastDeadline(); least > 0 {
+		p.precise("sluice_store_deadline_seconds", "The shortest store_deadline of the rules.")(least.Seconds())
+	}
 	p.distribution("sluice_lease_tokens", "Tokens of a grant; buckets are powers of four.", s.LeaseSizes, 1)
 	p.gauge("sluice_claims_queued", "Claims in the queue.")(s.Queued)
 	p.gauge("sluice_claims_queue_size", "Size of the queue.")(s.QueueSize)

@@ -51,6 +51,8 @@ type StoreState struct {
 	RoundTrips  uint64  `json:"round_trips"`
 	Failed      uint64  `json:"failed"`
 	Mean        float64 `json:"mean_seconds"`
+	Waited      float64 `json:"waited_seconds"`         // for all round trips
+	Deadline    float64 `json:"least_deadline_seconds"` // the shortest store_deadline of the rules; 0: no rule has one
 	Claims      uint64  `json:"claims"`
 	Stale       uint64  `json:"stale"`
 	Recoveries  uint64  `json:"recoveries"`
@@ -102,6 +104,7 @@ func (c Collector) State(n int) State {
 			Failed: l.Failed, Claims: l.Claims,
 			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale,
 			Recoveries: l.Recoveries, Queued: l.Queued,
+			Waited: float64(l.StoreTime.Sum) / 1e6, Deadline: c.leastDeadline().Seconds(),
 		},
 	}
 	if c.Gate != nil {
@@ -128,6 +131,16 @@ func (c Collector) State(n int) State {
 	})
 	v.Rules = v.Rules[:min(n, len(v.Rules))]
 	return v
+}
+
+// leastDeadline is the shortest store_deadline of the rules; 0: no rule limits anything.
+func (c Collector) leastDeadline() (least time.Duration) {
+	for _, r := range c.Store.Rules().All() {
+		if d := r.Coordination.Deadline(); !r.Unlimited && (least == 0 || d < least) {
+			least = d
+		}
+	}
+	return least
 }
 
 func named(names []string, count func(i int) uint64) map[string]uint64 {
