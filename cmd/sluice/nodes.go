@@ -29,8 +29,8 @@ type registry struct {
 
 // registered is who was there when the store was last asked.
 type registered struct {
-	nodes []console.Node // at most mostNodes
-	n     int            // all
+	nodes []console.Node // at most mostNodes, also silent ones
+	n     int            // that registered in the last minute
 	at    time.Time
 	every time.Duration // this node asks so often
 	first time.Time     // this node registered
@@ -82,7 +82,7 @@ func (r *registry) run(ctx context.Context, name string, now func(*registration)
 		me.Every = r.pause().Seconds()
 		now(&me)
 		if text, err := json.Marshal(me); err == nil {
-			r.register(ctx, string(text))
+			r.register(ctx, name, string(text))
 		}
 		select {
 		case <-ctx.Done():
@@ -92,14 +92,14 @@ func (r *registry) run(ctx context.Context, name string, now func(*registration)
 			pause = r.pause()
 		}
 	}
-	r.register(context.Background(), "")
+	r.register(context.Background(), name, "")
 }
 
 // pause is how long a node waits until it says again that it is there.
 func (r *registry) pause() time.Duration {
 	n := 1
 	if h := r.nodes.Load(); h != nil {
-		n = len(h.nodes)
+		n = h.n
 	}
 	return min(registerSeldom, max(registerEvery, time.Duration(n)*registerForOne))
 }
@@ -120,9 +120,15 @@ func debugName(v *server.Server, peerAddr string) string {
 	return net.JoinHostPort(host, port)
 }
 
+// remove takes a node out of the list. One that goes on comes back.
+func (r *registry) remove(ctx context.Context, name string) error {
+	_, err := r.store.Register(ctx, name, "")
+	return err
+}
+
 // register blocks for a second at most. Where the store does not answer, who was there
-// last is kept. "" says that this node is gone.
-func (r *registry) register(ctx context.Context, text string) {
+// last is kept. "" says that this node is gone. me is the name of its debug port.
+func (r *registry) register(ctx context.Context, me, text string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	all, err := r.store.Register(ctx, r.name, text)
@@ -136,7 +142,12 @@ func (r *registry) register(ctx context.Context, text string) {
 		if !ok {
 			continue
 		}
-		count++
+		if x.Ago <= store.SilentFor {
+			count++
+		} else if n.Debug == me {
+			_ = r.remove(ctx, n.Name) // this process replaces it
+			continue
+		}
 		if len(nodes) < mostNodes {
 			n.Here = n.Name == r.name
 			nodes = append(nodes, n)
@@ -191,7 +202,7 @@ func (r *registry) peers(now time.Time) int {
 	return max(1, h.most[0], h.most[1])
 }
 
-// all are the nodes that registered in the last minute, and those among them that have missed their turn.
+// all are the nodes that registered in the last day, and those among them that have missed their turn.
 // While the store does not answer, both are unknown.
 func (r *registry) all() console.Fleet {
 	if r == nil || r.nodes.Load() == nil {

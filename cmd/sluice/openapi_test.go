@@ -169,6 +169,8 @@ func TestOpenAPI(t *testing.T) {
 		c.try("POST", path, "?domain=d&entry=five=x", "", "wrong")
 		c.try("POST", path, "?domain=d", "", "hunter2")
 	}
+	c.try("POST", "/admin/remove", "?node=nobody:6070", "", "hunter2")
+	c.try("POST", "/admin/remove", "?node=nobody:6070", "", "wrong")
 	const override = "/v1/overrides/{domain}"
 	for _, change := range []struct{ method, query, body, token string }{
 		{"GET", "?five=x", "", "hunter2"},
@@ -190,7 +192,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s %s was not seen", override, status)
 		}
 	}
-	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/json 413", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
+	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/json 413", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400", "/admin/remove 403", "/admin/remove 404"} {
 		if !c.seen[must] {
 			t.Errorf("%s was not seen", must)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -111,27 +112,89 @@ func TestAnswersInAnOutage(t *testing.T) {
 	}
 }
 
-// hall is the registry of a store with that many nodes.
+// hall is the registry of a store.
 type hall struct {
 	store.Store
-	nodes int
+	all  []store.Registration
+	gone []string // nodes that were taken out
 }
 
-func (c hall) Register(context.Context, string, string) ([]store.Registration, error) {
-	all := make([]store.Registration, c.nodes)
-	for i := range all {
-		all[i] = store.Registration{Node: fmt.Sprint(i), Text: "{}"}
+func (c *hall) Register(_ context.Context, node, text string) ([]store.Registration, error) {
+	if text == "" {
+		c.gone = append(c.gone, node)
 	}
-	return all, nil
+	return c.all, nil
 }
 
 // The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
 func TestAllNodesAreCounted(t *testing.T) {
-	r := newRegistry(hall{nodes: 2 * mostNodes}, 1)
-	r.register(t.Context(), "{}")
+	c := &hall{}
+	for i := range 2 * mostNodes {
+		c.all = append(c.all, store.Registration{Node: fmt.Sprint(i), Text: "{}"})
+	}
+	r := newRegistry(c, 1)
+	r.register(t.Context(), "here:6070", "{}")
 	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
 		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
 	}
+}
+
+// A node that crashed stays in the list, as silent, and counts no longer after a minute. A process at its address
+// replaces it.
+func TestDeadNodesStayListed(t *testing.T) {
+	said := func(debug string, ago time.Duration) store.Registration {
+		return store.Registration{Node: debug + ago.String(), Text: fmt.Sprintf(`{"debug": %q, "every": 2}`, debug), Ago: ago}
+	}
+	c := &hall{all: []store.Registration{
+		said("here:6070", 0), said("there:6070", time.Second), said("hung:6070", time.Minute/2), said("dead:6070", 3*time.Hour), said("here:6070", 4*time.Hour),
+	}}
+	r := newRegistry(c, 1)
+	r.register(t.Context(), "here:6070", "{}")
+	var silent []string
+	nodes := r.all().Nodes
+	for _, n := range nodes {
+		if n.Silent {
+			silent = append(silent, n.Debug)
+		}
+	}
+	if n := r.count(); n != 3 || len(nodes) != 4 || strings.Join(silent, " ") != "dead:6070 hung:6070" {
+		t.Errorf("%d nodes count, %d are listed, and silent are %v", n, len(nodes), silent)
+	}
+	if strings.Join(c.gone, " ") != "here:60704h0m0s" {
+		t.Errorf("taken out: %v", c.gone)
+	}
+}
+
+// The others name a node that was killed, until an operator takes it out of the list.
+func TestKilledNodeIsNamed(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, setup{rules: policyRules, store: redistest.Start(t)})
+	last, dead := f.nodes[0], f.nodes[1]
+	state := func() string {
+		_, text := last.get(last.debug + "/console/state")
+		return text
+	}
+	_, port, _ := strings.Cut(dead.debug, ":")
+	last.eventually("both nodes are listed", func() bool { return strings.Contains(state(), ":"+port+`"`) })
+	dead.ends(syscall.SIGKILL)
+	last.eventually("it is silent", func() bool { return strings.Contains(state(), "1 of 2 nodes are silent") })
+	var listed struct {
+		Nodes []struct{ Name, Debug string }
+	}
+	if err := json.Unmarshal([]byte(state()), &listed); err != nil {
+		t.Fatal(err)
+	}
+	name := ""
+	for _, n := range listed.Nodes {
+		if strings.HasSuffix(n.Debug, ":"+port) {
+			name = n.Name
+		}
+	}
+	answer, text := last.do("POST", last.debug+"/admin/remove?node="+name, "", "Authorization", "Bearer hunter2")
+	if answer.StatusCode != 200 {
+		t.Fatalf("%s: %s", answer.Status, text)
+	}
+	last.eventually("it is taken out", func() bool { return !strings.Contains(state(), name) })
 }
 
 // A store that answers, and slowly, is a problem with both of its numbers, and no outage. When it is fast again, there is

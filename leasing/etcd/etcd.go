@@ -30,6 +30,7 @@ type Store struct {
 	history history
 
 	prepared atomic.Bool
+	reported atomic.Int64 // the lease of this process's reports about itself; 0: none yet
 }
 
 // Open makes a store of the cluster of a URL: etcd://user:password@host:port,host:port, and ?tls=true with cacert,

@@ -2,12 +2,14 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -16,7 +18,8 @@ import (
 const nodesKey = root + "nodes/"
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
-// Etcd deletes older ones, by a lease. Their age is by the clocks of both nodes.
+// Etcd deletes older ones, by a lease that this process has for all of its reports. Their age is by the clocks of both
+// nodes.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {
@@ -28,11 +31,11 @@ func (s *Store) Register(
 	prefix := nodesKey + url.PathEscape(s.prefix) + "/"
 	write, now := clientv3.OpDelete(prefix+node), s.now()
 	if text != "" {
-		lease, err := c.Grant(ctx, int64(max(1, within/time.Second)))
+		lease, err := s.reports(ctx, c, within)
 		if err != nil {
 			return fmt.Errorf("etcd: %w", err)
 		}
-		write = clientv3.OpPut(prefix+node, fmt.Sprint(int64(now), " ", text), clientv3.WithLease(lease.ID))
+		write = clientv3.OpPut(prefix+node, fmt.Sprint(int64(now), " ", text), clientv3.WithLease(lease))
 	}
 	r, err := c.Txn(ctx).Then(write, clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 	if err != nil {
@@ -48,6 +51,22 @@ func (s *Store) Register(
 		see(strings.TrimPrefix(string(kv.Key), prefix), text, min(max(0, ago), within))
 	}
 	return nil
+}
+
+// reports is the lease of this process's reports, renewed.
+func (s *Store) reports(ctx context.Context, c *clientv3.Client, within time.Duration) (clientv3.LeaseID, error) {
+	if id := clientv3.LeaseID(s.reported.Load()); id != 0 {
+		_, err := c.KeepAliveOnce(ctx, id)
+		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			return id, err
+		}
+	}
+	lease, err := c.Grant(ctx, int64(max(1, within/time.Second)))
+	if err != nil {
+		return 0, err
+	}
+	s.reported.Store(int64(lease.ID))
+	return lease.ID, nil
 }
 
 // Durable tells whether commits survive a crash of all members: they do, unless members run with --unsafe-no-fsync,

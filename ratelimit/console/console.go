@@ -7,6 +7,7 @@
 package console
 
 import (
+	"context"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -39,6 +40,8 @@ type Source struct {
 	Nodes func() Fleet
 	// Name is this node's debug port, as other nodes reach it.
 	Name func() string
+	// Remove takes a silent node out of Nodes.
+	Remove func(ctx context.Context, name string) error
 	// History has the data of charts.
 	History *History
 	// Redact, if set, hides values of descriptors in keys. Those of the ring must be hidden
@@ -130,6 +133,7 @@ func (c *console) register(mux *http.ServeMux) {
 		"GET /explain":                  c.explain,
 		"POST /admin/reset":             c.correct("reset", c.reset),
 		"POST /admin/drop":              c.correct("drop", c.drop),
+		"POST /admin/remove":            c.remove,
 		"GET /v1/overrides":             c.guarded("list overrides", c.listOverrides),
 		"GET /v1/overrides/{domain}":    c.guarded("read overrides", c.getOverrides),
 		"PUT /v1/overrides/{domain}":    c.guarded("set an override", c.putOverride),

@@ -152,7 +152,7 @@ function showFleet(s) {
       [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],
       [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], seldom(rates(n).failed), seldom(rates(n).alone),
       [n.rates && n.rates.worst_percent !== undefined ? number(Math.round(n.rates.worst_percent)) + ' %' : '–', 'n'],
-      seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last seen ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn late' : ''],
+      seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last seen ' : '') + duration(n.seen_seconds * 1e9) + ' ago', n.silent ? 'bad late' : ''],
     ], gone ? 'gone' : ''];
   }, 'Without a shared store, nodes do not register.');
   const alive = nodes.filter((n) => !n.silent), total = (name) => number(alive.reduce((t, n) => t + (rates(n)[name] || 0), 0));

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -38,6 +39,29 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		answer(w, map[string]any{"done": done, "alone": alone})
 		return nil
 	}
+}
+
+// remove takes a silent node out of the list.
+func (c *console) remove(w http.ResponseWriter, r *http.Request) error {
+	if err := c.authorized(r, "remove a node"); err != nil {
+		return err
+	}
+	nodes, name := c.Nodes().Nodes, r.URL.Query().Get("node")
+	i := slices.IndexFunc(nodes, func(n Node) bool { return n.Silent && (n.Name == name || n.Debug == name) })
+	if i < 0 {
+		return refusing(http.StatusNotFound,
+			"node is %q, must be the name or the debug port of a silent node, as in /console/state", name)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+	defer cancel()
+	err := c.Remove(ctx, nodes[i].Name)
+	c.Log.Warn("a correction by an operator", "what", "remove", "from", r.RemoteAddr, "node", nodes[i].Debug,
+		"done", err == nil, "error", err)
+	if err != nil {
+		return refusing(http.StatusServiceUnavailable, "%v", err)
+	}
+	answer(w, map[string]any{"done": nodes[i].Debug + " is listed no longer, unless it registers again"})
+	return nil
 }
 
 // authorized refuses a request without the token.

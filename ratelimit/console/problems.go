@@ -41,8 +41,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	if least := s.Store.Deadline; recent.Trip > least/slowStore && least > 0 && !s.Store.BreakerOpen {
 		say(Warn, "store-slow",
-			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. A mean of the "+
-				"last ten seconds, at this node.", least*1e3),
+			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. "+
+				"A mean of the last ten seconds, at this node.", least*1e3),
 			"A reply of the store takes %.1f ms", recent.Trip*1e3)
 	}
 	if recent.Alone > 0 {
@@ -129,7 +129,7 @@ func fleetProblems(s *State, say sayer) {
 	sets := map[string]bool{}
 	for _, n := range s.Nodes {
 		if n.Silent {
-			silent = append(silent, fmt.Sprintf("%s, %d s ago", n.Debug, n.Seen))
+			silent = append(silent, fmt.Sprintf("%s, %v ago", n.Debug, time.Duration(n.Seen)*time.Second))
 		} else if n.Rules != "" {
 			sets[n.Rules] = true
 		}

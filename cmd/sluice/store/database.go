@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -80,9 +81,13 @@ func (s *inDatabase) Advise(err error) string { return s.advice(err) }
 
 // Register implements [Store].
 func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Registration, err error) {
-	err = s.Database.Register(ctx, node, text, SilentFor, func(node, text string, ago time.Duration) {
+	err = s.Database.Register(ctx, node, text, ListedFor, func(node, text string, ago time.Duration) {
 		all = append(all, Registration{node, text, ago})
 	})
+	all, surplus := newest(all)
+	for _, name := range surplus {
+		err = errors.Join(err, s.Database.Register(ctx, name, "", ListedFor, func(string, string, time.Duration) {}))
+	}
 	return all, err
 }
 

@@ -104,24 +104,26 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	} else {
 		pipe.HSet(ctx, key, node, strconv.FormatInt(now.Unix(), 10)+" "+text)
 	}
-	pipe.Expire(ctx, key, 2*SilentFor)
+	pipe.Expire(ctx, key, 2*ListedFor)
 	fields := pipe.HGetAll(ctx, key)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	var silent []string
+	var over []string
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
 		seen, err := strconv.ParseInt(at, 10, 64)
 		ago := time.Duration(now.Unix()-seen) * time.Second // below 0 if the clock was set back
-		if err != nil || ago.Abs() > SilentFor {
-			silent = append(silent, name)
+		if err != nil || ago > ListedFor || ago < -SilentFor {
+			over = append(over, name)
 			continue
 		}
 		all = append(all, Registration{name, text, max(0, ago)})
 	}
-	if len(silent) > 0 {
-		s.client.HDel(ctx, key, silent...)
+	all, surplus := newest(all)
+	over = append(over, surplus...)
+	if len(over) > 0 {
+		s.client.HDel(ctx, key, over...)
 	}
 	return all, nil
 }

@@ -7,6 +7,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,8 +63,13 @@ type Registration struct {
 // (sluice:seats) do not meet it.
 const seatRecord = "sluice:seat-record"
 
-// SilentFor is after what time a node that says nothing is gone.
-const SilentFor = time.Minute
+const (
+	// SilentFor is the time after which a node that says nothing counts no longer.
+	SilentFor = time.Minute
+	// ListedFor is the time for which it stays in the list, so that people miss it. The newest mostSilent do.
+	ListedFor  = 24 * time.Hour
+	mostSilent = 100
+)
 
 // Flags say which store there is.
 type Flags struct {
@@ -144,4 +150,21 @@ func shown(address string) string {
 		return "..." + address[at:]
 	}
 	return address
+}
+
+// newest are the nodes that count, and the newest mostSilent others. It returns the names of the rest.
+func newest(all []Registration) (listed []Registration, surplus []string) {
+	slices.SortFunc(all, func(a, b Registration) int { return cmp.Compare(a.Ago, b.Ago) })
+	silent := 0
+	for _, r := range all {
+		if r.Ago > SilentFor {
+			silent++
+		}
+		if silent > mostSilent {
+			surplus = append(surplus, r.Node)
+			continue
+		}
+		listed = append(listed, r)
+	}
+	return listed, surplus
 }
