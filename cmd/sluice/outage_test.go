@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"regexp"
 	"strings"
 	"syscall"
@@ -191,10 +192,31 @@ func TestKilledNodeIsNamed(t *testing.T) {
 		}
 	}
 	answer, text := last.do("POST", last.debug+"/admin/remove?node="+name, "", "Authorization", "Bearer hunter2")
-	if answer.StatusCode != 200 {
+	if answer.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", answer.Status, text)
 	}
 	last.eventually("it is taken out", func() bool { return !strings.Contains(state(), name) })
+}
+
+// A key that no rule has is named, by the console and by top, and requests that have rules are not.
+func TestUnlimitedIsNamed(t *testing.T) {
+	t.Parallel()
+	s := serve(t, []string{"DRAIN_TIME=0s"}, "--config", rulesFile(t, policyRules))
+	s.eventually("healthy", s.healthy)
+	state := func(key string) string {
+		s.post(key, "x")
+		_, text := s.get(s.debug + "/console/state")
+		return text
+	}
+	s.eventually("requests are counted", func() bool { return strings.Contains(state("open"), `"passed":0.`) })
+	if text := state("open"); strings.Contains(text, "No rule limits") {
+		t.Errorf("limited requests are a problem:\n%s", text)
+	}
+	const problem = "no rule of d has the key opn"
+	s.eventually("the key is named", func() bool { return strings.Contains(state("opn"), problem) })
+	if _, out, errs := runLine("top", s.debug, "--times=1"); !strings.Contains(out, problem) {
+		t.Errorf("top does not name it:\n%s%s", out, errs)
+	}
 }
 
 // A store that answers, and slowly, is a problem with both of its numbers, and no outage. When it is fast again, there is

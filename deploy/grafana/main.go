@@ -140,7 +140,10 @@ var dashboards = []dashboard{
 			{`sum by (instance) (rate(sluice_calls_given_up_total{` + in + `}[$__rate_interval]))`, "{{instance}} given up"},
 		}},
 		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error{` + in + `}[5m]))`, "{{instance}}"}}},
-		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total{` + in + `}[$__rate_interval]))`, "unknown"}}},
+		{"Requests without a rule", "No rule has their domain, or a key of theirs.", "ops", false, false, []query{
+			{`sum (rate(sluice_unknown_domain_total{` + in + `}[$__rate_interval]))`, "unknown domains"},
+			{`sum by (domain, key) (rate(sluice_unlimited_requests_total{` + in + `}[$__rate_interval]))`, "{{domain}} {{key}}"},
+		}},
 		{"Keys beyond the table", "Decisions for keys without a place, because the node tracks MAX_KEYS keys already.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "shared {{instance}}"}, {`sum by (instance) (rate(sluice_fallback_decisions_total{` + in + `,reason="table_full"}[$__rate_interval]))`, "alone {{instance}}"}}},
 	}},
 }

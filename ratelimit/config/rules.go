@@ -160,6 +160,23 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	return last.rule, ratelimit.SealKey(buf, start)
 }
 
+// Unknown is the first key of a descriptor for which no rule has a value at its place; "": there is none.
+func (d *Domain) Unknown(entries []Entry) string {
+	at := d.root
+	for i := range entries {
+		e := &entries[i]
+		if at[e.Key] == nil {
+			return e.Key
+		}
+		n := at.find(e)
+		if n == nil {
+			return ""
+		}
+		at = n.below
+	}
+	return ""
+}
+
 // maxFastDepth is the deepest descriptor that is matched without an allocation.
 const maxFastDepth = 16
 

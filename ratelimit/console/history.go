@@ -53,6 +53,7 @@ type look struct {
 // counters are those of a node or a rule, since its start.
 type counters struct {
 	passed, refused, failed, alone, full, beyond, byPolicy uint64
+	unlimited                                              uint64 // requests
 	trips, waited                                          uint64 // round trips, and their microseconds
 }
 
@@ -71,12 +72,14 @@ type bucket struct {
 type Rates struct {
 	Passed  float64 `json:"passed"`
 	Refused float64 `json:"refused"`
-	Failed  float64 `json:"failed"`       // answered with an error, or shed
-	Alone   float64 `json:"alone"`        // decisions without the store
-	Full    float64 `json:"full"`         // decisions of keys without a place in the table
-	Trips   float64 `json:"trips"`        // round trips to the store
-	Trip    float64 `json:"trip_seconds"` // mean time of one; 0: there was none
-	P99     float64 `json:"p99_seconds"`
+	Failed  float64 `json:"failed"` // answered with an error, or shed
+	Alone   float64 `json:"alone"`  // decisions without the store
+	Full    float64 `json:"full"`   // decisions of keys without a place in the table
+	// Unlimited requests have no rule, because no rule has their domain or one of their keys.
+	Unlimited float64 `json:"unlimited"`
+	Trips     float64 `json:"trips"`        // round trips to the store
+	Trip      float64 `json:"trip_seconds"` // mean time of one; 0: there was none
+	P99       float64 `json:"p99_seconds"`
 	// Worst is the excess of the worst key over its limit in a window of the last 30 s, in percent of its allowance.
 	Worst float64 `json:"worst_percent"`
 	// Lost counts losses of data in the store, during the history.
@@ -137,7 +140,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l := look{at: at, lost: s.Store.Recoveries, took: took, counters: counters{
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
-		waited: uint64(s.Store.Waited * 1e6),
+		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests,
 	}}
 	l.rules = make([]ruleLook, 0, len(s.Rules))
 	for i := range s.Rules {
@@ -160,6 +163,7 @@ func (c counters) since(o *counters) counters {
 		passed: less(c.passed, o.passed), refused: less(c.refused, o.refused), failed: less(c.failed, o.failed),
 		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
 		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
+		unlimited: less(c.unlimited, o.unlimited),
 	}
 }
 
@@ -169,7 +173,8 @@ func (c counters) rates(seconds float64) Rates {
 		Passed: float64(c.passed) / seconds, Refused: float64(c.refused) / seconds,
 		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
 		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
-		Trip: float64(c.waited) / 1e6 / float64(max(1, c.trips)),
+		Unlimited: float64(c.unlimited) / seconds,
+		Trip:      float64(c.waited) / 1e6 / float64(max(1, c.trips)),
 	}
 }
 

@@ -27,6 +27,8 @@ const (
 	slowP99     = 10 * time.Millisecond // half of Envoy's default timeout
 	slowStore   = 2                     // part of a store_deadline that a reply may take
 	namedAtMost = 3
+	// muchUnlimited is the part of all calls from which calls without a rule are a problem.
+	muchUnlimited = 100
 )
 
 // problems are sorted by severity.
@@ -63,6 +65,11 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	if recent.Failed > 0 {
 		say(Bad, "errors", "Envoy admits or refuses such requests, by its failure_mode_deny.",
 			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
+	}
+	if calls := recent.Passed + recent.Refused + recent.Failed; recent.Unlimited > calls/muchUnlimited {
+		causes := unlimitedBy(s)
+		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
+			"No rule limits %s requests a second: %s", figure(recent.Unlimited), few(causes[:min(1, len(causes))]))
 	}
 	if s.Config.Error != "" {
 		effect := "the previous rules stay in force"
@@ -143,6 +150,18 @@ func fleetProblems(s *State, say sayer) {
 			"A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
 			"Nodes run %d different sets of rules", len(sets))
 	}
+}
+
+// unlimitedBy names why requests have no rule, the most frequent cause first.
+func unlimitedBy(s *State) (names []string) {
+	for _, u := range s.Unlimited {
+		if u.Key == "" {
+			names = append(names, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
+		} else {
+			names = append(names, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
+		}
+	}
+	return names
 }
 
 // alone names the rules with the most decisions without the store, their policy, and the reasons.

@@ -146,6 +146,13 @@ func (c Collector) collectCalls(p page) {
 	unknown := uint64(0)
 	s.UnknownDomains.EachNamed(func(_ string, n *ratelimit.RuleCounters) { unknown += n.Requests() })
 	p.count("sluice_unknown_domain_total", "Requests for a domain without rules.")(unknown)
+	unlimited := p.count("sluice_unlimited_requests_total",
+		"Requests that no rule limits, because no rule of their domain has this key of a descriptor.", "domain", "key")
+	for _, u := range c.unlimited() {
+		if u.Key != "" {
+			unlimited(u.Requests, u.Domain, u.Key)
+		}
+	}
 	p.count("sluice_bad_requests_total", "Malformed requests.")(s.BadRequests.Load())
 	p.count("sluice_panics_total", "Requests that hit a bug in Sluice.")(s.Panics.Load())
 	p.gauge("sluice_build_info", "The version.", "version")(1, c.Version)

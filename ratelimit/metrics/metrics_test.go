@@ -189,6 +189,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
 	c.Safety = func() StoreSafety { return StoreSafety{Known: true} }
 	c.Gate = shed.NewGate(time.Second)
+	c.Stats.Unlimited.Named([]byte("d" + ratelimit.NameSeparator + "kay")).Sources[0].Add(1)
 	c.Gate.Arrive(1, 0, 0)
 	c.Gate.Gone()
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)

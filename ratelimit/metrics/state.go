@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -10,26 +11,29 @@ import (
 
 // State is the data of the console: the counters of the metrics, and the busiest rules.
 type State struct {
-	Version    string                  `json:"version"`
-	Calls      uint64                  `json:"calls"`
-	OK         uint64                  `json:"ok"`
-	OverLimit  uint64                  `json:"over_limit"`
-	Errors     uint64                  `json:"errors"`
-	Shed       uint64                  `json:"shed"`
-	Panics     uint64                  `json:"panics"`
-	Sources    map[string]uint64       `json:"sources"`
-	Fallbacks  map[string]uint64       `json:"fallbacks"`
-	Claims     map[string]uint64       `json:"claims"`
-	Store      StoreState              `json:"store"`
-	Leases     int                     `json:"leases"` // tracked keys, also of a node without a store
-	MaxKeys    int                     `json:"max_keys"`
-	Seat       *int                    `json:"seat,omitempty"` // -1: it has none
-	SeatWanted bool                    `json:"seat_wanted"`
-	Ring       *ratelimit.RoutingStats `json:"ring,omitempty"`
-	RuleCount  int                     `json:"rule_count"`
-	Rules      []RuleState             `json:"rules"`
-	LoadErrors uint64                  `json:"config_load_errors"`
-	Config     ConfigState             `json:"config"`
+	Version   string `json:"version"`
+	Calls     uint64 `json:"calls"`
+	OK        uint64 `json:"ok"`
+	OverLimit uint64 `json:"over_limit"`
+	Errors    uint64 `json:"errors"`
+	Shed      uint64 `json:"shed"`
+	Panics    uint64 `json:"panics"`
+	// UnlimitedRequests have no rule, and Unlimited says why: the most frequent causes first, at most shownUnlimited.
+	UnlimitedRequests uint64                  `json:"unlimited_requests"`
+	Unlimited         []Unlimited             `json:"unlimited"`
+	Sources           map[string]uint64       `json:"sources"`
+	Fallbacks         map[string]uint64       `json:"fallbacks"`
+	Claims            map[string]uint64       `json:"claims"`
+	Store             StoreState              `json:"store"`
+	Leases            int                     `json:"leases"` // tracked keys, also of a node without a store
+	MaxKeys           int                     `json:"max_keys"`
+	Seat              *int                    `json:"seat,omitempty"` // -1: it has none
+	SeatWanted        bool                    `json:"seat_wanted"`
+	Ring              *ratelimit.RoutingStats `json:"ring,omitempty"`
+	RuleCount         int                     `json:"rule_count"`
+	Rules             []RuleState             `json:"rules"`
+	LoadErrors        uint64                  `json:"config_load_errors"`
+	Config            ConfigState             `json:"config"`
 }
 
 // ConfigState names the rules in force, and the errors of newer ones.
@@ -41,6 +45,15 @@ type ConfigState struct {
 	Good        bool      `json:"good"`               // the latest rules of the source are in force
 	Error       string    `json:"error,omitempty"`    // its errors, one a line
 	Failed      time.Time `json:"failed_at,omitzero"` // since when
+}
+
+const shownUnlimited = 20
+
+// Unlimited counts requests that no rule limits: their domain has no rules, or none with a key of theirs.
+type Unlimited struct {
+	Domain   string `json:"domain"`
+	Key      string `json:"key"` // "": the domain has no rules
+	Requests uint64 `json:"requests"`
 }
 
 // StoreState is how the store is, as this node sees it.
@@ -112,6 +125,11 @@ func (c Collector) State(n int) State {
 			v.Shed += n
 		}
 	}
+	v.Unlimited = c.unlimited()
+	for _, u := range v.Unlimited {
+		v.UnlimitedRequests += u.Requests
+	}
+	v.Unlimited = v.Unlimited[:min(shownUnlimited, len(v.Unlimited))]
 	_, v.LoadErrors = c.Store.Loads()
 	v.Config = ConfigState(c.Store.Status())
 	if c.Seat != nil {
@@ -131,6 +149,21 @@ func (c Collector) State(n int) State {
 	})
 	v.Rules = v.Rules[:min(n, len(v.Rules))]
 	return v
+}
+
+func (c Collector) unlimited() (all []Unlimited) {
+	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
+		all = append(all, Unlimited{Domain: strings.ToValidUTF8(domain, "?"), Requests: n.Requests()})
+	})
+	c.Stats.Unlimited.EachNamed(func(name string, n *ratelimit.RuleCounters) {
+		domain, key, ok := strings.Cut(strings.ToValidUTF8(name, "?"), ratelimit.NameSeparator)
+		if !ok { // of too many names
+			key = domain
+		}
+		all = append(all, Unlimited{domain, key, n.Requests()})
+	})
+	slices.SortStableFunc(all, func(a, b Unlimited) int { return cmp.Compare(b.Requests, a.Requests) })
+	return all
 }
 
 // leastDeadline is the shortest store_deadline of the rules; 0: no rule limits anything.

@@ -135,6 +135,25 @@ func (c *call) match(s *Service, d *config.Domain) {
 	if replaces {
 		c.dropReplaced()
 	}
+	if d != nil && !slices.ContainsFunc(c.matches, func(m match) bool { return m.rule != nil }) {
+		c.countUnlimited(s, d)
+	}
+}
+
+// countUnlimited counts a request without a rule, if no rule has one of its keys. Where a rule has other values of the
+// key, requests without a rule are usual.
+func (c *call) countUnlimited(s *Service, d *config.Domain) {
+	for i := range c.request.descriptors {
+		key := d.Unknown(c.request.entriesOf(&c.request.descriptors[i]))
+		if key == "" {
+			continue
+		}
+		start := len(c.keys)
+		c.keys = append(append(append(c.keys, d.Name...), ratelimit.NameSeparator...), key...)
+		s.Stats.Unlimited.Named(c.keys[start:]).Sources[ratelimit.FromLease].Add(1)
+		c.keys = c.keys[:start]
+		return
+	}
 }
 
 // matchAt finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others.

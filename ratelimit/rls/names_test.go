@@ -55,3 +55,52 @@ func TestNamesAreBounded(t *testing.T) {
 		t.Errorf("%d unknown domains, asked for %d times", unknown, requests)
 	}
 }
+
+// A request without a rule counts as unlimited if no rule has one of its keys. It does not where rules have other
+// values of the key, or are deeper.
+func TestUnlimitedRequestsAreCounted(t *testing.T) {
+	f := newFixture(t, Options{}, `
+domain: d
+descriptors:
+  - {key: api_key, rate_limit: {unit: day, requests_per_unit: 9}}
+  - {key: user, value: bob, rate_limit: {unit: day, requests_per_unit: 9}}
+  - key: path
+    value: /login
+    descriptors: [{key: ip, rate_limit: {unit: day, requests_per_unit: 9}}]
+`)
+	for _, c := range []struct{ descriptors, counts string }{
+		{"api_key=x", ""},
+		{"user=ann", ""},             // another value
+		{"path=/login", ""},          // only deeper rules
+		{"path=/other,ip=1", ""},     // another value above
+		{"api_ky=x", "api_ky"},       // written wrong
+		{"path=/login,ipp=1", "ipp"}, // the same, below
+		{"api_key=x,more=y", "more"}, // deeper than any rule
+		{"api_ky=x;api_key=x", ""},   // another descriptor is limited
+		{"user=ann;typo=x", "typo"},  // the first that is unknown
+		{"one=1;two=2", "one"},       //
+		{"path=/login,ip=1;typo=x", ""},
+	} {
+		before := map[string]uint64{}
+		count := func(into map[string]uint64) {
+			f.Stats.Unlimited.EachNamed(func(name string, n *ratelimit.RuleCounters) { into[name] = n.Requests() })
+		}
+		count(before)
+		q := rlsRequest()
+		for text := range strings.SplitSeq(c.descriptors, ";") {
+			q.Descriptors = append(q.Descriptors, desc(text))
+		}
+		f.must(q)
+		after := map[string]uint64{}
+		count(after)
+		counts := ""
+		for name, n := range after {
+			if n > before[name] {
+				counts += strings.TrimPrefix(name, "d"+ratelimit.NameSeparator)
+			}
+		}
+		if counts != c.counts {
+			t.Errorf("%s counts as %q, must as %q", c.descriptors, counts, c.counts)
+		}
+	}
+}

@@ -14,10 +14,12 @@ type Stats struct {
 	OverLimit      atomic.Uint64
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
 	UnknownDomains ratelimit.RuleCounters // requests, and descriptors as hits, by the name of the domain
-	BadRequests    atomic.Uint64
-	ServiceErrors  atomic.Uint64 // bad requests, no config, and requests given up for others
-	Panics         atomic.Uint64
-	Sources        [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
+	// Unlimited counts requests without a rule, one of whose keys no rule has, by domain and key, with a NameSeparator.
+	Unlimited     ratelimit.RuleCounters
+	BadRequests   atomic.Uint64
+	ServiceErrors atomic.Uint64 // bad requests, no config, and requests given up for others
+	Panics        atomic.Uint64
+	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
 
 func (s *Stats) count(err error) {
