@@ -117,6 +117,12 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	if d.Key == "" {
 		c.wrong(d.Place, above.names, "descriptor has empty key")
 	}
+	// In the original, wildcards match the text KEY_VALUE, so that one at the end of a key matches other keys. As a
+	// plain key, it would limit nothing.
+	if d.Value == "" && strings.HasSuffix(d.Key, "*") {
+		c.wrong(d.Place, above.names, "the key '%s' ends with '*': envoyproxy/ratelimit applies it to each key that "+
+			"begins so, and here a key has no wildcards; write a descriptor for each key", d.Key)
+	}
 	// A full name includes the names above it: a long key with many descriptors below it, or nested
 	// long keys, take quadratic space.
 	c.paths += len(above.names) + len(d.Key) + len(d.Value)
