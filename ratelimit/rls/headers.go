@@ -1,6 +1,7 @@
 package rls
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
@@ -10,8 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4), of the descriptor with the least
-// remaining, or the last non-quota one that is over.
+// appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4).
 func (c *call) appendHeaders(o *Options) {
 	m := c.tightest()
 	if m == nil {
@@ -32,8 +32,10 @@ func (c *call) appendNamed(to protowire.Number, names *HeaderNames, m *match) {
 	}
 }
 
-// tightest is the descriptor that headers are about; nil: none has a limit.
-func (c *call) tightest() (least *match) {
+// tightest is the descriptor that headers are about; nil: none has a limit. It is the one with the least remaining. If
+// some refuse the request, it is the last one of these with the longest reset.
+func (c *call) tightest() *match {
+	var least, refuses *match
 	for i := range c.matches {
 		m := &c.matches[i]
 		if m.bare() || m.rule.Unlimited {
@@ -42,15 +44,13 @@ func (c *call) tightest() (least *match) {
 		if least == nil || m.remaining() < least.remaining() {
 			least = m
 		}
-	}
-	for i := range c.matches {
-		// A descriptor that refuses the request explains the answer better than one with less left.
-		// A quota descriptor refuses only together with all others.
-		if m := &c.matches[i]; m.over && !m.quota {
-			least = m
+		// The client may return when all that refuse it have reset. A quota descriptor refuses only together with all
+		// others.
+		if m.over && !m.quota && (refuses == nil || m.resetSeconds() >= refuses.resetSeconds()) {
+			refuses = m
 		}
 	}
-	return least
+	return cmp.Or(refuses, least)
 }
 
 // appendIETF writes the two fields of draft-ietf-httpapi-ratelimit-headers-11:
