@@ -214,6 +214,12 @@ var logLevels = map[string]slog.Level{
 func (s *flags) logger(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: logLevels[strings.ToLower(s.LogLevel)]}
 	if strings.EqualFold(s.LogFormat, "json") {
+		o.ReplaceAttr = func(_ []string, a slog.Attr) slog.Attr {
+			if a.Value.Kind() == slog.KindDuration { // otherwise a number of nanoseconds
+				a.Value = slog.StringValue(a.Value.Duration().String())
+			}
+			return a
+		}
 		return slog.New(slog.NewJSONHandler(w, o))
 	}
 	return slog.New(slog.NewTextHandler(w, o))

@@ -38,7 +38,9 @@ func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() 
 		Fleet: leasing.NewFleet(s.Ledger(), holder, keys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.slots = leasing.NewConcurrency(s.Ledger(), x.Alone(), clock)
-	x.failed = pace.Seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
+	x.failed = pace.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
+		log.Warn("the store does not answer: "+s.Advise(err), "error", err, "round_trips", count)
+	})
 	x.OnFailure = func(err error) {
 		if x.warmed.Load() > 0 { // before, the start has the reason
 			x.failed(err)

@@ -319,7 +319,9 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 func (v *Server) drain(hurry context.Context) {
 	v.drains.Store(true)
 	v.health.Shutdown() // no later SetHealthy changes it, nor drains
-	v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
+	if hurry.Err() == nil {
+		v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
+	}
 	select {
 	// Load balancers learn only by failing health checks that this node ends. Until then they send
 	// calls, which are served.

@@ -1,8 +1,10 @@
-// Package pace repeats what happens now and then: [Every] with a ticker, [Seldom] in logs.
+// Package pace repeats what happens now and then: [Every] with a ticker, [Seldom] and [ByKind] in logs.
 package pace
 
 import (
+	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -15,6 +17,43 @@ func Seldom(d time.Duration, f func(error)) func(error) {
 		if due := next.Load(); now >= due && next.CompareAndSwap(due, now+int64(d)) {
 			f(err)
 		}
+	}
+}
+
+// kinds bounds the kinds with a count of their own.
+const kinds = 16
+
+// ByKind calls f with the first error of a kind, and with a later one when d has passed since the last call for that kind.
+// count is the number of errors of the kind since then, this one included. The returned function is safe for concurrent
+// use. The first [kinds] kinds have counts of their own, and all others share one.
+func ByKind(clock func() time.Time, d time.Duration, kind func(error) string, f func(err error, count int)) func(error) {
+	type state struct {
+		next  time.Time
+		count int
+	}
+	var mu sync.Mutex
+	known := map[string]*state{}
+	return func(err error) {
+		mu.Lock()
+		name := kind(err)
+		s := known[name]
+		if s == nil {
+			if len(known) >= kinds {
+				name = ""
+			}
+			s = cmp.Or(known[name], &state{})
+			known[name] = s
+		}
+		s.count++
+		now := clock()
+		if now.Before(s.next) {
+			mu.Unlock()
+			return
+		}
+		count := s.count
+		s.next, s.count = now.Add(d), 0
+		mu.Unlock()
+		f(err, count)
 	}
 }
 
