@@ -78,6 +78,7 @@ func TestBadSettings(t *testing.T) {
 		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
 		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
 		"a header of two words":  {[]string{"LIMIT_REQUEST_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=The Limit"}, nil, `LIMIT_LIMIT_HEADER is "The Limit", must be the name of a header`},
+		"redis list":             {[]string{"REDIS_URL=main,s1:26379"}, nil, `REDIS_URL is "main,s1:26379", a list, and REDIS_TYPE is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list`},
 		"redis url":              {[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=main,redis://:secret@s1:26379"}, nil, `REDIS_URL has the address "...@s1:26379", must be host:port; a password belongs in REDIS_AUTH, and one of sentinels in REDIS_SENTINEL_AUTH`},
 		"redis option":           {[]string{"REDIS_URL=redis://x:1/2?db=3&pool_size=9"}, nil, `REDIS_URL has the option "pool_size", and only db and skip_verify have an effect`},
 		"redis cert":             {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},

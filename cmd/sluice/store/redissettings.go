@@ -137,6 +137,10 @@ func (f *Redis) secure() bool {
 }
 
 func (f *Redis) single(o *redis.UniversalOptions) error {
+	if strings.Contains(f.URL, ",") && !strings.Contains(f.URL, "://") {
+		return fmt.Errorf("%s is %q, a list, and %s is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list",
+			f.setting("URL"), shown(f.URL), f.setting("TYPE"))
+	}
 	if !strings.Contains(f.URL, "://") {
 		o.Addrs = []string{f.URL}
 		if f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
