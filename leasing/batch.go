@@ -98,10 +98,14 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 
 // observe applies the ledger's time and its epoch.
 func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
-	if err != nil {
-		if !errors.Is(err, errBreaker) && !errors.Is(err, account.ErrMoved) {
-			l.Failure(now, b.Random())
-		}
+	switch {
+	case errors.Is(err, errBreaker): // it was not sent
+		return
+	case errors.Is(err, account.ErrMoved):
+		l.Undecided()
+		return
+	case err != nil:
+		l.Failure(now, b.Random())
 		return
 	}
 	l.Success()

@@ -63,6 +63,11 @@ const (
 type slotLane struct {
 	lane.Queue[*slotCall]
 	lane.Breaker
+
+	mu     sync.Mutex
+	failed []*slotCall // guarded by mu: gives to be tried again. Invariant: at most mostGives
+	wakes  bool        // guarded by mu: a timer runs
+	ended  bool        // guarded by mu: gives are tried no more
 }
 
 // slotCall is an ask.
@@ -250,13 +255,49 @@ func (f *Concurrency) settle(l *slotLane, all []*slotCall) {
 			answers[i].Err = errBreaker
 		}
 	}
+	var failed []*slotCall
 	for i, c := range all {
 		c.finish(answers[i])
 		err := answers[i].Err
 		if c.Op == account.SlotGive && err != nil && !errors.Is(err, account.ErrRecord) {
-			l.Later(c, giveAgain) // without room, the slot comes back when its time is over
+			failed = append(failed, c)
 		}
 	}
+	l.again(f.clock, failed)
+}
+
+// again keeps failed gives, as far as there is room, and tries them again later. Other slots come back when their time
+// is over.
+func (l *slotLane) again(clock ratelimit.Clock, gives []*slotCall) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = append(l.failed, gives[:min(len(gives), mostGives-len(l.failed))]...)
+	if l.wakes || l.ended || len(l.failed) == 0 {
+		return
+	}
+	l.wakes = true
+	time.AfterFunc(giveAgain, func() {
+		l.mu.Lock()
+		l.wakes = false
+		n := len(l.failed)
+		switch { // while the ledger counts as dead, one message is the probe
+		case l.Refuses(clock()):
+			n = 0
+		case l.Open():
+			n = min(n, lane.BatchSize)
+		}
+		l.retryLocked(n)
+		l.mu.Unlock()
+		l.again(clock, nil)
+	})
+}
+
+// retryLocked puts some failed gives into the queue again.
+func (l *slotLane) retryLocked(n int) {
+	for _, c := range l.failed[:n] {
+		l.Later(c, 0)
+	}
+	l.failed = slices.Delete(l.failed, 0, n)
 }
 
 // leaves tells whether a call is still of use, and notes that it leaves.
@@ -338,8 +379,13 @@ func (f *Concurrency) Run(ctx context.Context) {
 	<-ctx.Done()
 	var all sync.WaitGroup
 	for i := range f.lanes {
-		f.lanes[i].Success()
-		all.Go(f.lanes[i].Stop)
+		l := &f.lanes[i]
+		l.Success()
+		l.mu.Lock()
+		l.ended = true
+		l.retryLocked(len(l.failed))
+		l.mu.Unlock()
+		all.Go(l.Stop)
 	}
 	all.Wait()
 }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -152,4 +155,50 @@ func TestPartsOfACluster(t *testing.T) {
 			t.Errorf("part %d counts as alive: %v", part, part >= mixed)
 		}
 	}
+}
+
+// moving is a ledger that answers with an error.
+type moving struct {
+	account.Ledger
+	err atomic.Pointer[error]
+}
+
+func (m *moving) Settle(
+	ctx context.Context, c []account.Claim, g []account.Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	if err := m.err.Load(); err != nil {
+		return ratelimit.Epoch{}, 0, *err
+	}
+	return m.Ledger.Settle(ctx, c, g)
+}
+
+// A part whose slots move while it is probed is used again as soon as it answers.
+func TestProbeOfMovedSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		clock := func() instant { return instant(time.Since(began)) + 1 }
+		ledger := &moving{Ledger: account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })}
+		f := NewFleet(ledger, account.NewHolder(), 100, clock, began)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		defer all.Wait()
+		defer cancel()
+		all.Go(func() { f.Run(ctx) })
+		dead, moved := errors.New("dead"), account.ErrMoved
+		ledger.err.Store(&dead)
+		for !f.lanes[0].Open() {
+			f.Greet()
+			time.Sleep(time.Millisecond)
+		}
+		ledger.err.Store(&moved)
+		time.Sleep(time.Second)
+		f.Greet() // the probe
+		time.Sleep(time.Millisecond)
+		ledger.err.Store(nil)
+		f.Greet()
+		time.Sleep(time.Millisecond)
+		if f.lanes[0].Open() {
+			t.Error("the part counts as dead, and answers")
+		}
+	})
 }

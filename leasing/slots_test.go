@@ -394,6 +394,31 @@ func TestSlotsInOrder(t *testing.T) {
 	}
 }
 
+// More gives than a message has wait for an outage to end without being tried all the time.
+func TestGivesRest(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		r := slotRule(10_000)
+		s.set(0, false, true)
+		const many = 1000
+		for i := range many {
+			f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []verdict{{Charged: 1}})
+		}
+		before := s.sent()
+		time.Sleep(10 * time.Second)
+		if n := s.sent() - before; n > 100 {
+			t.Errorf("%d messages were sent in 10 s", n)
+		}
+		s.set(0, true, false)
+		time.Sleep(time.Second)
+		l := laneOf(f, "k")
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if len(l.failed) > 0 || l.Len() > 0 {
+			t.Errorf("after the outage %d gives wait, and %d are to be tried again", l.Len(), len(l.failed))
+		}
+	})
+}
+
 // A lane continues when the ledger answers again, with any queue of the outage. Slots of requests that were in flight
 // are then free, with any number of refusals in between, also without further requests.
 func TestSlotsAfterAnOutage(t *testing.T) {

@@ -63,6 +63,13 @@ func (b *Breaker) Success() {
 	b.failures, b.probing, b.wait = 0, false, 0
 }
 
+// Undecided books a call whose result says nothing of the store. If it was the probe, the next call is.
+func (b *Breaker) Undecided() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probing = false
+}
+
 // Probe ends the pause: the next call is a probe.
 func (b *Breaker) Probe() {
 	b.mu.Lock()

@@ -83,3 +83,23 @@ func TestBreakerPausesDiffer(t *testing.T) {
 		s.refusesFor(pause)
 	}
 }
+
+// A probe whose result says nothing of the store is followed by another one.
+func TestUndecidedProbe(t *testing.T) {
+	s := &breakerScript{TB: t, now: 1}
+	s.fails(3, 0.5)
+	s.now = s.now.Add(time.Second)
+	for range 3 {
+		if !s.Allow(s.now) || s.Allow(s.now) {
+			t.Fatal("there is not one probe")
+		}
+		s.Undecided()
+	}
+	if !s.Allow(s.now) {
+		t.Fatal("after such a probe there is none")
+	}
+	s.Success()
+	if s.Open() {
+		t.Error("it is open after a success")
+	}
+}

@@ -118,17 +118,24 @@ func (q *Queue[M]) Len() int {
 
 // dueLocked has a batch leave after a time, unless it leaves earlier.
 func (q *Queue[M]) dueLocked(now instant, wait time.Duration) {
-	if q.waits && q.due <= now.Add(wait) {
-		return
+	if !q.waits || now.Add(wait) < q.due {
+		q.waits, q.due = true, now.Add(wait)
+		if wait > 0 {
+			q.wakeAtLocked(now, q.due)
+		}
 	}
-	q.waits, q.due = true, now.Add(wait)
-	if wait <= 0 {
-		q.leaveLocked()
-		return
-	}
-	q.After(wait, func() {
+	q.leaveLocked()
+}
+
+// wakeAtLocked has a batch leave at its time. A timer may be early or late. If the batch left before, its time is void.
+func (q *Queue[M]) wakeAtLocked(now, due instant) {
+	q.After(due.Sub(now), func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
+		if now := q.Clock(); q.waits && q.due == due && now < due {
+			q.wakeAtLocked(now, due)
+			return
+		}
 		q.leaveLocked()
 	})
 }
@@ -227,5 +234,5 @@ func (p *pace) arrival(now instant) {
 // that the last one seldom is too late.
 func (p *pace) enough() int {
 	mean := max(1, p.mean)
-	return max(min(1+int(7*Gather/8/mean), gathered), int(batchEvery/mean))
+	return max(min(1+int(7*Gather/8/mean), gathered), min(int(batchEvery/mean), BatchSize))
 }

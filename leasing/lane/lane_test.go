@@ -189,3 +189,29 @@ func TestTake(t *testing.T) {
 		t.Error("the rest is not all of it")
 	}
 }
+
+// Timers may be early or late. Messages leave at their time, or with the next one.
+func TestTimersAreInexact(t *testing.T) {
+	for _, shift := range []time.Duration{-time.Microsecond, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScript(t, 0)
+			s.After = func(d time.Duration, do func()) { time.AfterFunc(max(1, d+shift), do) }
+			s.Start(s.settle)
+			s.Later(0, 10*time.Millisecond)
+			if time.Sleep(20 * time.Millisecond); shift < 0 {
+				if synctest.Wait(); s.Len() != 0 {
+					t.Error("after an early timer a message stays")
+				}
+			}
+			came := time.Since(s.began)
+			for i := range 10 {
+				s.Send(1+i, 0)
+			}
+			synctest.Wait()
+			if waited := s.left[1] - came; s.Len() > 0 || waited > 0 {
+				t.Errorf("timers are off by %v: %d messages stay, and the first waited for %v", shift, s.Len(), waited)
+			}
+			s.Stop()
+		})
+	}
+}
