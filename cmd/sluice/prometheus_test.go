@@ -147,7 +147,7 @@ func (f *fleet) underLoad() (stop func()) {
 	for i := range f.nodes {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				for _, key := range []string{"lease", "tight", "drift", "owned"} {
+				for _, key := range []string{"lease", "tight", "drift", "owned", "unlimited"} {
 					f.askFor(i, key, fmt.Sprint("k", n%3))
 				}
 				if hold, ok := f.holds(i, "holds", "k", 1); ok {
