@@ -121,7 +121,7 @@ bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
 	$(LAB) bench store --length 60s --html .cache/store.html
 
-# About 25 minutes. It builds the others from their modules at first.
+# About 50 minutes. It builds the others from their modules at first.
 bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator, as a table and as .cache/peers.html
 	$(LAB) bench peers --html .cache/peers.html
 

@@ -29,9 +29,23 @@ func (d distant) Settle(
 
 // A first request of a key waits for one interval of batches and a round trip, however many senders wait for theirs.
 func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
-	for _, trip := range []time.Duration{500 * time.Microsecond, 3 * time.Millisecond} {
+	for _, p := range []struct {
+		trip, wait time.Duration
+		mode       ratelimit.Mode
+	}{
+		{500 * time.Microsecond, lane.Gather, ratelimit.Leasing},
+		{3 * time.Millisecond, lane.Gather, ratelimit.Leasing},
+		{500 * time.Microsecond, 250 * time.Microsecond, ratelimit.Approx}, // after check_timeout it would drift
+	} {
 		synctest.Test(t, func(t *testing.T) {
+			trip := p.trip
 			c := newCluster(t, 0, hour)
+			c.rule.Coordination.Mode = p.mode
+			for field, text := range map[string]string{"check_timeout": "2ms", "drift_budget": "50%", "max_nodes": "1"} {
+				if err := c.rule.Coordination.Set(field, text); err != nil {
+					t.Fatal(err)
+				}
+			}
 			f := NewFleet(distant{c.ledger, trip}, account.NewHolder(), 1000, c.clock, time.Now())
 			c.nodes = append(c.nodes, f)
 			var all sync.WaitGroup
@@ -45,7 +59,7 @@ func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
 				asks.Go(func() {
 					began := c.clock()
 					c.ask(0, fmt.Sprint(i), ratelimit.Spend, 1)
-					if took := c.clock().Sub(began); took > trip+lane.Gather {
+					if took := c.clock().Sub(began); took > trip+p.wait {
 						t.Errorf("a round trip takes %v, and request %d took %v", trip, i, took)
 					}
 				})

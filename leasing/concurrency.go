@@ -50,7 +50,8 @@ const (
 	// slotLanes is the number of concurrent messages if the ledger has one part: those of a key leave one after the
 	// other. Otherwise each part has a lane, so that a failed part delays no other.
 	slotLanes = 8
-	// mostSlotQueue bounds the asks that wait in each lane, and mostGives the slots that it keeps to give back.
+	// mostSlotQueue bounds the asks that wait in each lane. mostGives bounds the slots that are to be given back, and
+	// those that are to be given back again.
 	mostSlotQueue, mostGives = 8192, 1 << 15
 	// giveAgain is the time after which a failed give is repeated.
 	giveAgain = 100 * time.Millisecond
@@ -157,7 +158,7 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	switch {
 	case l.Refuses(now):
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
-	case !l.Send(c, a.Rule.Coordination.Deadline()/gatherPart):
+	case !l.Send(c, gather(a.Rule)):
 		f.fail(now, a, v, ratelimit.FallbackQueueFull)
 	default:
 		return c
@@ -173,7 +174,7 @@ func slotCallOf(now instant, a *ask) *slotCall {
 
 // give gives a slot back at the ledger.
 func (f *Concurrency) give(a *ask, c *slotCall) {
-	if !f.lane(c.Key).Later(c, a.Rule.Coordination.Deadline()/gatherPart) {
+	if !f.lane(c.Key).Later(c, gather(a.Rule)) {
 		c.finish(account.SlotAnswer{Err: errGives})
 	}
 }

@@ -92,10 +92,10 @@ func (f *Fleet) lane(k entry) *fleetLane {
 // sent, for the reason.
 func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	l := f.lane(k)
-	gather := k.rule().Coordination.Deadline() / gatherPart
+	wait := gather(k.rule())
 	// A key has one message in flight: later requests look again when it is answered.
 	if m := k.use.flight; m != nil {
-		if m.background && !m.written && l.Send(m, gather) {
+		if m.background && !m.written && l.Send(m, wait) {
 			m.background = false
 		}
 		return m, 0
@@ -104,15 +104,22 @@ func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 		return nil, ratelimit.FallbackBreaker
 	}
 	m := newKeyMessage(k)
-	if !l.Send(m, gather) {
+	if !l.Send(m, wait) {
 		return nil, ratelimit.FallbackQueueFull
 	}
 	k.use.flight = m
 	return m, 0
 }
 
-// gatherPart is the part of a rule's store_deadline for which its requests may wait for others to share a round trip.
-const gatherPart = 8
+// gather is the time for which requests of a rule wait for others to share a round trip: an eighth of the time that
+// they wait for the ledger.
+func gather(r *ratelimit.Rule) time.Duration {
+	wait := r.Coordination.Deadline()
+	if r.Drifts() {
+		wait = min(wait, r.Coordination.CheckTimeout)
+	}
+	return wait / 8
+}
 
 // launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.
 func (f *Fleet) launchLocked(k entry, wait time.Duration) {

@@ -33,6 +33,7 @@ type Peers struct {
 	Rows   []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
 	Ways   []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
+	all    int           // measurements
 	Module string        `default:"bench/peers" help:"Directory of the module that pins the others."`
 }
 
@@ -104,10 +105,12 @@ func (p *Peers) Measure(ctx context.Context) (report.Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	r := &PeerReport{Rate: p.Rate, Length: p.Length, Rounds: p.Rounds}
-	if r.Modules, err = buildPeers(ctx, p.Module, dir); err != nil {
+	r.Modules, err = buildPeers(ctx, p.Module, dir)
+	if err != nil {
 		return nil, err
 	}
 	o := &Options{Setup: p.Setup, Rate: p.Rate, Length: p.Length, Seed: p.Seed, peers: dir}
+	p.all = len(p.Nodes) * len(rows) * len(ways) * p.Rounds
 	for _, nodes := range p.Nodes {
 		for i := range rows {
 			all, err := p.rounds(ctx, o, &rows[i], ways, nodes)
@@ -130,7 +133,7 @@ func (p *Peers) rounds(ctx context.Context, o *Options, row *Row, ways []mode, n
 		for n := range ways { // none is always the one after another
 			w := (i + n) % len(ways)
 			what := fmt.Sprintf("%s, %d nodes, %s, round %d", row.ID, nodes, ways[w].name, i+1)
-			p.Tell(len(p.Nodes)*p.count()*p.Rounds, what)
+			p.Tell(p.all, what)
 			m, err := o.measure(ctx, row, &ways[w], nodes)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", what, err)
@@ -139,17 +142,6 @@ func (p *Peers) rounds(ctx context.Context, o *Options, row *Row, ways []mode, n
 		}
 	}
 	return all, nil
-}
-
-func (p *Peers) count() int {
-	rows, ways := len(p.Rows), len(p.Ways)
-	if rows == 0 {
-		rows = len(peerRows)
-	}
-	if ways == 0 {
-		ways = len(peerWays)
-	}
-	return rows * ways
 }
 
 // median is the median of each figure, and the most of some.
@@ -170,10 +162,13 @@ func (p *Peers) median(all []Measured) PeerRow {
 	r.P50, _ = middle(all, func(m *Measured) float64 { return 1000 * m.P50.Seconds() })
 	r.P99, r.MostP99 = middle(all, func(m *Measured) float64 { return 1000 * m.P99.Seconds() })
 	r.Second, _ = middle(all, func(m *Measured) float64 { return float64(m.Asked) / p.Length.Seconds() })
+	var problems []string
 	for i := range all {
-		r.Problem = strings.TrimPrefix(r.Problem+"; "+all[i].Problem, "; ")
-		r.Problem = strings.TrimSuffix(r.Problem, "; ")
+		if all[i].Problem != "" {
+			problems = append(problems, all[i].Problem)
+		}
 	}
+	r.Problem = strings.Join(problems, "; ")
 	return r
 }
 
