@@ -35,7 +35,6 @@ type CostOptions struct {
 	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
 	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
 	MaxForward  float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
-	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
 }
 
 // Examples implements [report.Measurement].
@@ -65,9 +64,6 @@ type CostReport struct {
 	// both together.
 	Forwarded      *ServerCost `json:"forwarded,omitempty"`
 	ForwardedRatio float64     `json:"forwarded_cpu_ratio,omitempty"`
-	// Hot is of the same two with one key, which is hot.
-	Hot      *ServerCost `json:"hot,omitempty"`
-	HotRatio float64     `json:"hot_cpu_ratio_to_local,omitempty"`
 	// Beside is of a node with streams, without what these take alone.
 	Beside  *ServerCost `json:"with_streams,omitempty"`
 	Streams StreamCost  `json:"streams,omitzero"`
@@ -96,8 +92,7 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	}
 	servers := []*contender{{name: "empty gRPC server", keys: o.Keys}, {name: "sluice", nodes: 1, keys: o.Keys}}
 	if o.Forwarded {
-		servers = append(servers,
-			&contender{name: "sluice, forwarding", nodes: 2, keys: o.Keys}, &contender{name: "sluice, a hot key", nodes: 2, keys: 1})
+		servers = append(servers, &contender{name: "sluice, forwarding", nodes: 2, keys: o.Keys})
 	}
 	if o.Streams > 0 {
 		servers = append(servers, &contender{name: "sluice, with streams", nodes: 1, keys: o.Keys})
@@ -105,11 +100,6 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	for _, c := range servers {
 		defer c.stop()
 		if err := c.start(o); err != nil {
-			return nil, err
-		}
-	}
-	if o.Forwarded {
-		if err := servers[3].round(ctx, &CostOptions{Callers: o.Callers}, 3*time.Second); err != nil { // until the key is hot
 			return nil, err
 		}
 	}
@@ -140,9 +130,8 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	r := &CostReport{options: o, Empty: servers[0].cost(0), Sluice: servers[1].cost(0)}
 	r.Ratio = r.Sluice.CPUPerCall / r.Empty.CPUPerCall
 	if o.Forwarded {
-		f, h := servers[2].cost(0), servers[3].cost(0)
+		f := servers[2].cost(0)
 		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
-		r.Hot, r.HotRatio = &h, h.CPUPerCall/r.Sluice.CPUPerCall
 	}
 	if o.Streams > 0 {
 		r.Streams = beside.cost()
@@ -279,9 +268,8 @@ func (r *CostReport) Page() *report.Page {
 	servers := []ServerCost{r.Empty, r.Sluice}
 	notes := []string{fmt.Sprintf("sluice uses %.2f times the server CPU of the empty server", r.Ratio)}
 	if r.Forwarded != nil {
-		servers = append(servers, *r.Forwarded, *r.Hot)
-		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99),
-			fmt.Sprintf("a decision on a hot key, both nodes together: %.2f times the CPU of a local one", r.HotRatio))
+		servers = append(servers, *r.Forwarded)
+		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99))
 	}
 	if r.Beside != nil {
 		servers = append(servers, *r.Beside)
@@ -299,7 +287,7 @@ func (r *CostReport) Problems() error {
 	for _, x := range []struct {
 		what       string
 		ratio, max float64
-	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}, {"the ratio of decisions on a hot key", r.HotRatio, r.options.MaxHot}} {
+	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}} {
 		if x.max > 0 && !(x.ratio <= x.max) {
 			all = append(all, fmt.Errorf("%s is %.2f, must be at most %v", x.what, x.ratio, x.max))
 		}

@@ -12,11 +12,11 @@ import (
 // counter is a key's account on the only node that decides about it. All its answers are exact. A cold key takes its
 // 40 bytes and its name. The algorithm is in the table's cell (keytable.Cell.Mark). The zero counter is new.
 //
-// Guarantee: the sum is the tokens that were charged, or leased to others, in the window. Admissions keep it
-// within the limit, for any order of asks and any clock. A denial that charges is booked whole: the part beyond
-// the limit is debt. A refund credits the account, never below 0.
+// Guarantee: the sum is the tokens that were charged in the window. Admissions keep it within the limit, for any order
+// of asks and any clock. A denial that charges is booked whole: the part beyond the limit is debt. A refund credits the
+// account, never below 0.
 type counter struct {
-	sum tokens // of this window; of a token_bucket: in hand of others, for which it keeps room
+	sum tokens // of this window; of a token_bucket: 0
 	// extra is, for a sliding_window, the sum of the previous window. For a fixed_window that moved here, it is the
 	// time from its end until it is dropped, in microseconds. For a token_bucket, it is the remainder of a refill, in
 	// micro-tokens x the period's seconds.
@@ -119,9 +119,12 @@ func (c *counter) charge(n tokens, l *ratelimit.Limit) {
 	if l.Algorithm == ratelimit.TokenBucket {
 		c.drain(n)
 	} else {
-		c.sum = min(ratelimit.AddTokens(c.sum, n), account.MostBooked)
+		c.sum = booked(c.sum, n)
 	}
 }
+
+// booked is a sum of charges, within the bound of all sums.
+func booked(a, b tokens) tokens { return min(ratelimit.AddTokens(a, b), account.MostBooked) }
 
 // credit gives tokens back, and returns their number.
 func (c *counter) credit(n tokens, l *ratelimit.Limit) tokens {
@@ -222,11 +225,11 @@ func (c *counter) whole(l *ratelimit.Limit) tokens {
 func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
-		c.begins, c.state = now, c.room(l)
+		c.begins, c.state = now, fullLevel(l)
 	case now < c.begins && c.begins.Sub(now) < min(l.Period(), time.Second):
 		now = c.begins
 	default:
-		c.state, c.extra = account.Refilled(c.state, c.extra, int64(max(0, now-c.begins)), c.room(l), l)
+		c.state, c.extra = account.Refilled(c.state, c.extra, int64(max(0, now-c.begins)), fullLevel(l), l)
 		c.begins = now
 	}
 	return now
@@ -236,17 +239,13 @@ func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
 }
 
-// put adds up to n tokens to a bucket, within its room.
+// put adds up to n tokens to a bucket, within its burst.
 func (c *counter) put(n tokens, l *ratelimit.Limit) {
-	c.state = min(c.room(l), c.state+int64(min(n, mostDebt))*account.Micro)
+	c.state = min(fullLevel(l), c.state+int64(min(n, mostDebt))*account.Micro)
 }
 
-// fullLevel is a full bucket's level, and room is that less the tokens in hand of others.
+// fullLevel is a full bucket's level.
 func fullLevel(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
-
-func (c *counter) room(l *ratelimit.Limit) int64 {
-	return max(0, fullLevel(l)-int64(c.sum)*account.Micro)
-}
 
 // undo takes back the bookings of a verdict, unless its window is over.
 func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
@@ -259,13 +258,12 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	c.state = max(c.state, before)
 }
 
-// empty gives a key its whole limit again, less the tokens in hand of others.
-func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
-	c.sum = inHand
+// empty gives a key its whole limit again.
+func (c *counter) empty(l *ratelimit.Limit) {
+	c.sum, c.extra = 0, 0
 	if l.Algorithm == ratelimit.TokenBucket {
-		c.state = c.room(l)
+		c.state = fullLevel(l)
 	}
-	c.extra = 0
 }
 
 // dead is the time from which a counter of that algorithm equals a new one.

@@ -3,12 +3,12 @@ package leasing
 import (
 	"sync"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// counters is a bounded table of counters, for keys that this node alone decides about. Keys that other nodes lease
-// (mode routing without a store) also have records: see lent. It is safe for concurrent use.
+// counters is a bounded table of counters, for keys that this node alone decides about. It is safe for concurrent use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -18,56 +18,33 @@ type counters struct {
 }
 
 type counterShard struct {
-	mu   sync.Mutex
-	keys *keytable.Table[counter] // guarded by mu
-	lent map[keytable.ID]*lent    // guarded by mu; of cells that have isLent
+	mu    sync.Mutex
+	keys  *keytable.Table[counter]       // guarded by mu
+	taken map[keytable.ID]*account.Slots // guarded by mu; of keys under a concurrency limit
 	// dropped is the time of the last drop of a key with an ended window: a clock that goes back to before it must
 	// not grant that window again. Guarded by mu.
 	dropped ledgerTime
-	slots   int        // guarded by mu; of all keys
+	slots   int        // guarded by mu; number of all in taken
 	swept   ledgerTime // guarded by mu; when it was full, and ended slots were dropped
 	_       [8]byte
 }
 
-// counterCell is a key's place. Mark has its algorithm, isLent and isOwned, and Note the number of its limit.
+// counterCell is a key's place. Mark has its algorithm and isOwned, and Note the number of its limit.
 type counterCell = keytable.Cell[counter]
 
-const (
-	isLent = 0x80
-	// isOwned is of keys that one node of a ring decides for (mode routing): only these move with the ring.
-	isOwned = 0x40
-	marks   = isLent | isOwned
-)
+// isOwned is of keys whose accounts move with a ring (mode routing). Slots do not move.
+const isOwned = 0x80
 
-func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ marks) }
+func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isOwned) }
 
-func setAlgorithm(c *counterCell, a ratelimit.Algorithm) { c.Mark = c.Mark&marks | uint8(a) }
+func setAlgorithm(c *counterCell, a ratelimit.Algorithm) { c.Mark = c.Mark&isOwned | uint8(a) }
 
-// setOwned notes whether the key has an owner, by its current rule.
+// setOwned notes whether the key's account moves with a ring, by its current rule.
 func setOwned(c *counterCell, r *ratelimit.Rule) {
 	c.Mark &^= isOwned
-	if r.Coordination.Mode.Spec().Owned {
+	if r.Coordination.Mode.Spec().Owned && r.Limit.Algorithm != ratelimit.Concurrency {
 		c.Mark |= isOwned
 	}
-}
-
-// of is the record of a key next to its counter, or nil.
-func (s *counterShard) of(c *counterCell) *lent {
-	if c == nil || c.Mark&isLent == 0 {
-		return nil
-	}
-	return s.lent[c.ID()]
-}
-
-// beside is of, and makes room for it.
-func (s *counterShard) beside(c *counterCell) *lent {
-	k := s.of(c)
-	if k == nil {
-		k = newLent()
-		s.lent[c.ID()] = k
-		c.Mark |= isLent
-	}
-	return k
 }
 
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
@@ -76,7 +53,7 @@ func newCounters(arena *keytable.Arena, maxKeys int) *counters {
 	p.before = func(*ask) counter { return counter{} }
 	for i, share := range shares {
 		p.shards[i].keys = keytable.New[counter](arena, share)
-		p.shards[i].lent = map[keytable.ID]*lent{}
+		p.shards[i].taken = map[keytable.ID]*account.Slots{}
 	}
 	return p
 }
@@ -97,7 +74,6 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	k := s.of(c)
 	// The key is new, and needs no counter, unless it shares a budget.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := p.before(a)
@@ -111,26 +87,8 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	if c == nil {
 		return false
 	}
-	if k != nil {
-		k.decide(now, &c.Val, a, v)
-	} else {
-		c.Val.decide(now, a, v)
-	}
+	c.Val.decide(now, a, v)
 	return true
-}
-
-// decideFor books a holder's report on its lease, answers an ask of it, and leases it more.
-func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease, ok bool) {
-	if a.OfSlot() { // slots are not leased
-		return Lease{}, p.decideSlot(now, a, v)
-	}
-	s, id, c := p.locked(a.Key)
-	defer s.mu.Unlock()
-	now, c = p.enter(s, now, id, c, a)
-	if c == nil {
-		return Lease{}, false
-	}
-	return s.beside(c).decideFor(now, &c.Val, h, m, a, v), true
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
@@ -146,16 +104,21 @@ func (p *counters) enter(
 		c.Note = p.limits.note(l.Capacity()) // it may have changed
 	}
 	setOwned(c, a.Rule)
-	// The algorithm has changed: windows may lack a previous sum, and a bucket has nothing in common with them.
+	// The algorithm has changed: windows may lack a previous sum, and others have nothing in common with them.
 	if was := algorithmOf(c); was != l.Algorithm {
 		setAlgorithm(c, l.Algorithm)
-		if l.Algorithm == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
-			c.Val, c.Mark = counter{}, c.Mark&^isLent
+		if !windowed(l.Algorithm) || !windowed(was) {
+			c.Val = counter{}
 			s.forget(id)
 		}
 		c.Val.extra = 0
 	}
 	return now, c
+}
+
+// windowed tells whether an algorithm counts in windows.
+func windowed(a ratelimit.Algorithm) bool {
+	return a == ratelimit.FixedWindow || a == ratelimit.SlidingWindow
 }
 
 // begin makes room for an ask's new key; nil: there is none.
@@ -182,8 +145,7 @@ func (p *counters) add(
 
 // dead tells whether a key equals a new one, and can be dropped.
 func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
-	k := s.of(c)
-	if now < c.Val.dead(algorithmOf(c)) || k != nil && k.live(now) {
+	if now < c.Val.dead(algorithmOf(c)) {
 		return false
 	}
 	if c.Val.charged() {

@@ -2,9 +2,7 @@ package leasing
 
 import (
 	"math"
-	"slices"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -51,8 +49,8 @@ func (l *Local) Has(key []byte) bool {
 type Account struct {
 	Algorithm ratelimit.Algorithm
 	// Sum, Extra and State are those of a counter. For a window: its usage, the usage of the previous window (of a
-	// fixed window: the time for which it owes), and its number. For a token_bucket: the tokens in hand of others,
-	// the rounding remainder, and the level.
+	// fixed window: the time for which it owes), and its number. For a token_bucket: 0, the rounding remainder, and the
+	// level.
 	Sum   ratelimit.Tokens
 	Extra int64
 	State int64
@@ -60,8 +58,6 @@ type Account struct {
 	// and the time at which it is full again.
 	Begins, Ends ratelimit.LedgerTime
 	Limit        ratelimit.Tokens // for views; 0: unknown
-
-	Lessees []Lessee
 }
 
 // TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
@@ -76,9 +72,6 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	x = Account{
 		Algorithm: algorithmOf(c), Sum: c.Val.sum, Extra: c.Val.extra, State: c.Val.state, Begins: c.Val.begins,
 		Ends: c.Val.ends, Limit: l.tracked.limits.limit(c.Note),
-	}
-	if k := s.of(c); k != nil {
-		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
 	}
 	ok = !s.dead(c, at)
 	if ok {
@@ -109,30 +102,16 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		}
 	}
 	c.Mark, c.Note = c.Mark|isOwned, l.tracked.limits.note(x.Limit)
-	k := s.of(c)
-	if len(x.Lessees) > 0 || x.Algorithm == ratelimit.Concurrency {
-		k = s.beside(c)
-	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
-	if x.Algorithm == ratelimit.Concurrency {
-		s.adoptSlots(k, c, x.Lessees, at-sent)
-		return true
-	}
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
 		// It is new here, or has used another algorithm.
 		c.Val = other
 		setAlgorithm(c, x.Algorithm)
-		if k != nil {
-			k.lessees = nil
-		}
 	} else if bucket {
 		both.mergeBucket(&other)
 	} else {
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 		both.merge(&other, algorithmOf(c))
-	}
-	if k != nil {
-		k.merge(&c.Val, x.Lessees, bucket, max(0, lag))
 	}
 	return true
 }
@@ -161,44 +140,17 @@ func (c *counter) merge(other *counter, a ratelimit.Algorithm) {
 	switch windows := c.state - other.state; {
 	case windows == 0:
 		c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
-		c.sum, c.extra = charged(c.sum, other.sum), charged(c.extra, tokens(other.extra))
+		c.sum, c.extra = booked(c.sum, other.sum), int64(booked(tokens(c.extra), tokens(other.extra)))
 	case a == ratelimit.SlidingWindow && windows == 1:
-		c.extra = charged(c.extra, other.sum)
+		c.extra = int64(booked(tokens(c.extra), other.sum))
 	}
 }
 
-// mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.
+// mergeBucket keeps the smaller level.
 func (c *counter) mergeBucket(other *counter) {
 	if other.begins == 0 {
 		return
 	}
-	c.state = min(c.state, other.state) - int64(min(c.sum, other.sum))*account.Micro
-	c.state = max(c.state, -int64(mostDebt)*account.Micro)
-	c.sum, c.extra = charged(c.sum, other.sum), 0
+	c.state, c.extra = min(c.state, other.state), 0
 	c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
-}
-
-// merge adds another's records, whose clock is lag behind this one's. For each holder, the later record is right. The
-// other one's charge of the same totals was double.
-func (k *lent) merge(c *counter, others []Lessee, bucket bool, lag ledgerTime) {
-	for _, r := range others {
-		if r.Until > 0 {
-			r.Until += lag
-			k.soonest = min(k.soonest, r.Until)
-		}
-		i := slices.IndexFunc(k.lessees, func(known Lessee) bool { return known.Holder == r.Holder })
-		if i < 0 {
-			k.lessees = append(k.lessees, r)
-			continue
-		}
-		known := &k.lessees[i]
-		if known.Life < r.Life || known.Life == r.Life && known.Seq < r.Seq {
-			*known, r = r, *known
-		}
-		if bucket {
-			c.sum = charged(c.sum, -r.Hand)
-		} else if r.Life == known.Life && r.Window == known.Window && r.Window == window(c.state) {
-			c.sum = charged(c.sum, -r.Taken)
-		}
-	}
 }

@@ -134,33 +134,6 @@ func TestAdoptOverAnotherWindow(t *testing.T) {
 	}
 }
 
-// A holder's lease is charged once, before a hand-over and after it, and goes on.
-func TestHandOverOfHolders(t *testing.T) {
-	for algorithm := range ratelimit.RateAlgorithms() {
-		wall := time.Unix(1_800_000_000, 0)
-		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
-		r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})
-		var h Held
-		if x := tell(a, 1, r, 77, &h, 1, 500); x.Granted != 500 {
-			t.Fatalf("%+v", x)
-		}
-		if got := admit(a, 1, r, 100); got != 100 {
-			t.Fatal(got)
-		}
-		handOver(t, 2, a, b, everything)
-		// The holder spends all, and claims more from the account's current owner.
-		if _, ok := h.Take(2, 500); !ok {
-			t.Fatal("it was leased")
-		}
-		if x := tell(b, 2, r, 77, &h, 2, 100); x.Granted != 100 || x.Void {
-			t.Errorf("%s: %+v", ratelimit.Algorithms[algorithm], x)
-		}
-		if got := admit(b, 2, r, 1000); got != 300 {
-			t.Errorf("%s: 500 and 100 leased and 100 spent of 1000, and %d more were admitted", ratelimit.Algorithms[algorithm], got)
-		}
-	}
-}
-
 // Owners' clocks differ: a window gets longer by the difference, at most once,
 // and is never granted twice.
 func TestHandOverBetweenClocks(t *testing.T) {
@@ -196,36 +169,31 @@ func TestHandOverBetweenClocks(t *testing.T) {
 // granted once more when that clock shows it again.
 func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
-	for _, leased := range []bool{true, false} {
-		for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
-			r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
-			r.Coordination.OnDeny = ratelimit.DenyRefunds
-			const ahead, behind = 29 * time.Second, -29 * time.Second
-			start := instant(time.Second)
-			a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
-			// When a's clock has just begun a window, the key is used up there.
-			now := start.Add(time.Minute - ahead)
-			if leased {
-				tell(a, now, r, 77, new(Held), 1, 0)
-			}
-			if got := admit(a, now, r, 20); got != 10 {
-				t.Fatal(got)
-			}
-			handOver(t, now, a, b, everything)
-			handOver(t, now, b, a, everything)
-			a.SyncClock(start, wall.Add(behind))
-			total := 0
-			for range 58 { // until that clock shows what it showed when all were spent
-				total += admit(a, now, r, 1)
-				now = now.Add(time.Second)
-			}
-			if total += admit(a, now, r, 20); total != 0 {
-				t.Errorf("%s, leased %t: %d more were admitted in one window", ratelimit.Algorithms[algorithm], leased, total)
-			}
-			now = now.Add(90 * time.Second) // a sliding window has let go of half of it
-			if got := admit(a, now, r, 20); got == 0 {
-				t.Errorf("%s, leased %t: nothing was admitted in the next window", ratelimit.Algorithms[algorithm], leased)
-			}
+	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
+		r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		r.Coordination.OnDeny = ratelimit.DenyRefunds
+		const ahead, behind = 29 * time.Second, -29 * time.Second
+		start := instant(time.Second)
+		a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
+		// When a's clock has just begun a window, the key is used up there.
+		now := start.Add(time.Minute - ahead)
+		if got := admit(a, now, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		handOver(t, now, a, b, everything)
+		handOver(t, now, b, a, everything)
+		a.SyncClock(start, wall.Add(behind))
+		total := 0
+		for range 58 { // until that clock shows what it showed when all were spent
+			total += admit(a, now, r, 1)
+			now = now.Add(time.Second)
+		}
+		if total += admit(a, now, r, 20); total != 0 {
+			t.Errorf("%s: %d more were admitted in one window", ratelimit.Algorithms[algorithm], total)
+		}
+		now = now.Add(90 * time.Second) // a sliding window has let go of half of it
+		if got := admit(a, now, r, 20); got == 0 {
+			t.Errorf("%s: nothing was admitted in the next window", ratelimit.Algorithms[algorithm])
 		}
 	}
 }
@@ -249,29 +217,6 @@ func TestKeyIsKeptUntilItsWindowHasEndedHere(t *testing.T) {
 	}
 	if got := admit(b, instant(16*time.Second), r, 20); got != 10 {
 		t.Errorf("%d of 10 were admitted in the next window", got)
-	}
-}
-
-// A key is used up, and dropped when its window is over. Then the clock is set back into that window, and a holder
-// claims: it is granted 0 before the next window, like a request.
-func TestClaimAfterAKeyWasDropped(t *testing.T) {
-	for algorithm := range ratelimit.TokenBucket { // a bucket is dropped when it is full
-		wall := time.Unix(1_800_000_000, 0)
-		l := NewLocal(10, 1, wall)
-		r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
-		r.Coordination.OnDeny = ratelimit.DenyRefunds
-		if got := admit(l, 1, r, 20); got != 10 {
-			t.Fatal(got)
-		}
-		over := instant(1).Add(2 * time.Minute)
-		if _, ok := l.TakeOut(over, keyOf(1)); ok {
-			t.Fatal("a key whose windows are over has something to move")
-		}
-		l.SyncClock(over, wall.Add(2*time.Minute-time.Second))
-		x := tell(l, over, r, 77, new(Held), 1, 5)
-		if first := r.Limit.WindowAt(l.LedgerNow(over)); x.Granted != 5 || x.Window != first+1 {
-			t.Errorf("%s: %+v, want 5 of window %d", ratelimit.Algorithms[algorithm], x, first+1)
-		}
 	}
 }
 
@@ -340,28 +285,5 @@ func TestVisitShowsAll(t *testing.T) {
 		if !seen[string(keyOf(k))] {
 			t.Fatalf("key %d was not shown", k)
 		}
-	}
-}
-
-// A bucket's leases end at the new owner when they end at their holders, also if the former owner's clock is behind.
-// If they ended earlier, the bucket would refill in the place of tokens that are still spent.
-func TestLeasesMoveBetweenClocks(t *testing.T) {
-	const key, lag = "k", 400 * time.Millisecond
-	r := ownedRule(ratelimit.Limit{
-		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 6000, Burst: 100,
-	})
-	wall, now := time.Unix(1_800_000_000, 0), instant(1)
-	from, to := NewLocal(100, now, wall), NewLocal(100, now, wall.Add(lag))
-	var held Held
-	lease := from.DecideFor(now, 7, held.Report(now, 1, 40), &ask{Rule: r, Key: []byte(key), Kind: ratelimit.Peek}, new(verdict))
-	held.Apply(1, lease)
-	if handed := handOver(t, now, from, to, func([]byte) bool { return true }); handed != 1 || held.InHand(now) != 40 {
-		t.Fatalf("%d keys are handed over, and %d are leased", handed, held.InHand(now))
-	}
-	now = now.Add(lease.For - time.Millisecond)
-	_, spent := held.Take(now, 40)
-	left := decideOne(to, now, ask{Rule: r, Key: []byte(key), Kind: ratelimit.Peek}).Remaining
-	if spent && left > 60 {
-		t.Errorf("40 are spent of a lease, and the bucket of 100 has %d", left)
 	}
 }

@@ -89,20 +89,6 @@ func (l *Local) UndoShare(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 	l.Undo(now, []ask{own}, []verdict{at})
 }
 
-// DecideFor decides one ask of a holder that leases the key (mode routing without a store): it books the holder's
-// report, then leases it more. If there is no room for the key, it neither leases nor books. It never blocks.
-func (l *Local) DecideFor(
-	now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict,
-) Lease {
-	at := l.LedgerNow(now)
-	*v = verdict{}
-	x, ok := l.tracked.decideFor(at, h, &m, a, v)
-	if !ok {
-		l.decideOverflow(at, a, v)
-	}
-	return x
-}
-
 func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
 	if a.OfSlot() { // its slots would not be found again

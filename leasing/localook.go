@@ -23,27 +23,11 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		}
 		return v
 	}
-	k := s.of(c)
-	if k != nil && a.OfSlot() { // without slots whose time is over
-		s.decideSlots(at, k, c, &ask{Rule: a.Rule, Kind: ratelimit.Peek}, &verdict{})
+	if a.OfSlot() && algorithmOf(c) == ratelimit.Concurrency { // without slots whose time is over
+		s.decideSlots(at, c, &ask{Rule: a.Rule, Kind: ratelimit.Peek}, &verdict{})
 	}
 	v.Ledger = c.Val.look(at, a.Rule)
-	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
-	if k != nil {
-		for _, r := range k.lessees {
-			switch r.Window {
-			case bucketWindow: // its usage has been refilled
-				r.Taken = r.Hand
-				fallthrough
-			case v.Ledger.Window:
-				h := ratelimit.HolderLook{Holder: r.Holder, Granted: r.Taken, Outstanding: r.Hand}
-				h.Spent = h.Granted - h.Outstanding
-				v.Ledger.Holders = append(v.Ledger.Holders, h)
-				here.Granted -= r.Taken
-			}
-		}
-	}
-	here.Spent = here.Granted
+	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}
 	v.Ledger.Holders = append(v.Ledger.Holders, here)
 	return v
 }
@@ -101,18 +85,9 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 		}
 		return nil // it has its whole limit
 	}
-	k, inHand := s.of(c), tokens(0)
-	own := a.Rule.Limit
-	if k != nil {
-		k.expire(at, &c.Val, &own)
-		for i := range k.lessees { // as last reported
-			inHand += k.lessees[i].Hand
-		}
-		s.slots, k.slots = s.slots-len(k.slots), nil
-		k.refused = 0
-	}
-	c.Val.enter(at, &own) // in this window
-	c.Val.empty(&own, inHand)
+	s.forget(c.ID())
+	c.Val.enter(at, &a.Rule.Limit) // in this window
+	c.Val.empty(&a.Rule.Limit)
 	return nil
 }
 

@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"math"
-	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -40,9 +39,9 @@ func (s *counterShard) roomForSlots(now ledgerTime) bool {
 	most := max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))
 	if s.slots >= most && now.Sub(s.swept) >= time.Second {
 		s.swept, s.slots = now, 0
-		for _, k := range s.lent {
-			k.slots.Decide(now, &account.SlotAsk{})
-			s.slots += len(k.slots)
+		for _, taken := range s.taken {
+			taken.Decide(now, &account.SlotAsk{})
+			s.slots += len(*taken)
 		}
 	}
 	return s.slots < most
@@ -63,7 +62,7 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 	if c == nil {
 		return false
 	}
-	s.decideSlots(now, s.beside(c), c, a, v)
+	s.decideSlots(now, c, a, v)
 	return true
 }
 
@@ -73,48 +72,28 @@ func (p *counters) undoSlot(a *ask) {
 	back.Kind = ratelimit.Release
 	s, _, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if k := s.of(c); k != nil {
-		s.decideSlots(math.MinInt64, k, c, &back, &v)
+	if c != nil && algorithmOf(c) == ratelimit.Concurrency {
+		s.decideSlots(math.MinInt64, c, &back, &v)
 	}
 }
 
-func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *ask, v *verdict) {
-	before, x := len(k.slots), slotAsk(a)
-	answer, _ := k.slots.Decide(now, &x)
-	s.slots += len(k.slots) - before
+func (s *counterShard) decideSlots(now ledgerTime, c *counterCell, a *ask, v *verdict) {
+	taken := s.taken[c.ID()]
+	if taken == nil {
+		taken = &account.Slots{}
+		s.taken[c.ID()] = taken
+	}
+	before, x := len(*taken), slotAsk(a)
+	answer, _ := taken.Decide(now, &x)
+	s.slots += len(*taken) - before
 	has := ratelimit.SlotHeld(answer.Has && x.Op != account.SlotLook)
-	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, has)
+	c.Val, *v = heldBy(*taken), a.DecideSlot(answer.Taken, has)
 }
 
-// forget drops the leases and slots of a key.
+// forget drops the slots of a key.
 func (s *counterShard) forget(id keytable.ID) {
-	if k := s.lent[id]; k != nil {
-		s.slots -= len(k.slots)
-		delete(s.lent, id)
+	if taken := s.taken[id]; taken != nil {
+		s.slots -= len(*taken)
+		delete(s.taken, id)
 	}
-}
-
-// lesseesOf are slots in the form of a handover.
-func lesseesOf(all account.Slots) []Lessee {
-	moved := make([]Lessee, len(all))
-	for i, s := range all {
-		moved[i] = Lessee{Holder: ratelimit.Holder(s.Number), Life: 1, Seq: 1, Until: s.Until}
-	}
-	return moved
-}
-
-// adoptSlots continues slots of another process, whose ledger clock is lag behind this one's. A slot that is here
-// already counts once.
-func (s *counterShard) adoptSlots(k *lent, c *counterCell, moved []Lessee, lag ledgerTime) {
-	before := len(k.slots)
-	for _, r := range moved {
-		number := int64(r.Holder)
-		known := slices.ContainsFunc(k.slots, func(s account.Slot) bool { return s.Number == number })
-		if !known && len(k.slots) < int(ratelimit.MaxConcurrency) {
-			k.slots = append(k.slots, account.Slot{Number: number, Until: r.Until + lag})
-		}
-	}
-	s.slots += len(k.slots) - before
-	c.Val = heldBy(k.slots)
-	setAlgorithm(c, ratelimit.Concurrency)
 }

@@ -69,37 +69,6 @@ func TestSlotsOfANode(t *testing.T) {
 	at(61*time.Second, take, 6, false, 1, 1)
 }
 
-// Slots move with their key to another process, go by its clock there, and count once where they are known already.
-func TestSlotsMove(t *testing.T) {
-	wall := time.Unix(1_800_000_000, 0)
-	a, b, r := NewLocal(100, 0, wall), NewLocal(100, 0, wall.Add(5*time.Second)), slotRule(3)
-	for slot := 1; slot <= 3; slot++ {
-		decides(a, 0, slotOf(r, "k", ratelimit.Spend, slot))
-	}
-	decides(b, 0, slotOf(r, "k", ratelimit.Spend, 3))
-	x, ok := a.TakeOut(0, []byte("k"))
-	if !ok || a.Has([]byte("k")) {
-		t.Fatal("it is here still")
-	}
-	for range 2 { // a parcel that comes twice counts once
-		if !b.Adopt(0, []byte("k"), x, a.LedgerNow(0)) {
-			t.Fatal("there is no room")
-		}
-	}
-	if v := decides(b, 0, slotOf(r, "k", ratelimit.Spend, 4)); !v.OverLimit {
-		t.Errorf("a fourth is in flight: %+v", v)
-	}
-	if v := decides(b, instant(59*time.Second), slotOf(r, "k", ratelimit.Spend, 4)); !v.OverLimit {
-		t.Errorf("a slot came back sooner by the other clock: %+v", v)
-	}
-	if v := decides(b, instant(59*time.Second), slotOf(r, "k", ratelimit.Release, 1)); v.Charged != 1 {
-		t.Errorf("what moved cannot be given back: %+v", v)
-	}
-	if v := decides(b, instant(60*time.Second), slotOf(r, "k", ratelimit.Spend, 5)); v.OverLimit || v.Remaining != 2 {
-		t.Errorf("slots did not come back: %+v", v)
-	}
-}
-
 // A part of a node's table keeps as many slots as one key may have, and refuses more, for tracked keys and for new
 // ones. None is dropped for others.
 func TestSlotsAreBounded(t *testing.T) {

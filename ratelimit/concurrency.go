@@ -49,7 +49,7 @@ func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
 	if storage == OwnMemory {
 		b.Over = r.overApart(nodes)
 		if r.Coordination.Mode.Spec().Owned {
-			b.Over, b.OnOutage = Over{EachOwner: limit}, r.outage(OwnerOutage, nodes)
+			b.Over, b.OnOutage = Over{EachOwner: limit, EachMove: limit}, r.outage(OwnerOutage, nodes)
 			b.Wait = Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()}
 		}
 		return b

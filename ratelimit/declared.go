@@ -44,6 +44,8 @@ type Over struct {
 	// EachOwner is not in Tokens: it is for each crash of a key's owner, and for each
 	// split of a ring without a store.
 	EachOwner Tokens `json:"each_lost_owner_tokens,omitempty"`
+	// EachMove is not in Tokens either: it is for each change of a key's owner, where slots do not move with the key.
+	EachMove Tokens `json:"each_moved_owner_tokens,omitempty"`
 }
 
 // Percent is Tokens as a share of a limit, 0 for a limit of 0.
@@ -57,6 +59,8 @@ func (o Over) Percent(limit Tokens) float64 {
 // Note is the remark that a reader of Tokens needs, or "".
 func (o Over) Note() string {
 	switch {
+	case o.EachMove > 0:
+		return "with PEERS; after each change of the ring at most the limit once more, until earlier requests end"
 	case o.EachOwner > 0:
 		return "with PEERS; after an owner's crash at most the limit once more, and partitions " +
 			"count separately"

@@ -77,6 +77,23 @@ func lessOnly(old, next *view) bool {
 	return old.mine == next.mine
 }
 
+// elsewhere is the other node that decides, "" if it is this one.
+func (c *core) elsewhere(a *ask) string {
+	// A settlement that an owner books late, or that its answer is lost of, would be booked twice or never. Where the
+	// account is in a store, any node can book it.
+	if a.Kind.Settles() && c.inStore() {
+		return ""
+	}
+	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
+	// the store decides. Without one, own looks at the ring itself and decides nothing.
+	if owner := c.ownerOf(a.Key); owner != c.options.Addr {
+		return owner
+	}
+	return ""
+}
+
+func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring.HashOf(key)) }
+
 // settle takes in that others have handed over, or are gone; the caller holds
 // mu.
 func (c *core) settle() {

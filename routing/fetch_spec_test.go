@@ -144,8 +144,8 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
-		serving := a.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
-		open, replies := serving.advance(s.now), serving.replies(s.now)
+		serving := a.serving(context.Background(), s.now, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
+		open, replies := serving.decideStoreless(s.now), serving.replies(s.now)
 		if open || len(replies) != 1 || replies[0].GetId() != 7 || replies[0].GetStatus() != c.status || replies[0].GetOverLimit() {
 			t.Errorf("an ask for a key of %s, asked of a:1: open %v, %v", c.owner, open, replies)
 		}

@@ -18,7 +18,7 @@ import (
 )
 
 // target is a live core in a ring of two, to which the other node says whatever it likes. Some of its own calls wait
-// for replies: 1 an ask, 2 one that tells of a lease, 3 a fetch, 4 a parcel.
+// for replies: 1 an ask, 2 one that books arrears, 3 a fetch, 4 a parcel.
 type target struct {
 	*core
 	t     *testing.T
@@ -27,17 +27,16 @@ type target struct {
 	from  *inlet
 	asked ask
 	call  *call
-	sent  leasing.Totals
 }
 
 // quiet hands do nothing.
 type quiet struct{}
 
-func (quiet) dial(m *member)   { m.wake = func() {} }
-func (quiet) hangUp(*member)   {}
-func (quiet) redial(m *member) {}
-func (quiet) wake()            {}
-func (quiet) sleep(*waiting)   {}
+func (quiet) dial(m *member)                       { m.wake = func() {} }
+func (quiet) hangUp(*member)                       {}
+func (quiet) redial(m *member)                     {}
+func (quiet) wake()                                {}
+func (quiet) sleep(context.Context, bell, instant) {}
 
 // base is where the fuzzed core's clock is.
 var base = time.Unix(1_800_000_000, 0)
@@ -79,9 +78,8 @@ func (x *target) waits() {
 	x.asked = ask{Rule: routed(10), Key: x.key("peer:1"), Cost: 3}
 	x.call = newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id}) })
 	x.peer.post(x.call)
-	x.hotHere.Start(x.now, x.asked.Key)
-	x.sent, _ = x.hotHere.Report(x.now, &x.asked)
-	x.peer.post(x.callFor(&x.asked, &wire.Ask{}, &x.sent))
+	x.owe(&x.asked, x.windowHere(x.now, &x.asked), 4)
+	x.book(x.now)
 	x.mu.Lock()
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.mu.Unlock()
@@ -110,9 +108,9 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		return
 	}
 	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
-		s := x.decideFor(context.Background(), x.now, x.from, asks)
-		s.advance(x.now)
-		s.advance(s.until)
+		s := x.serving(context.Background(), x.now, asks)
+		s.decideStoreless(x.now)
+		s.decideStoreless(s.until)
 		x.says(&wire.Frame{Replies: s.replies(x.now)})
 	})
 }
@@ -120,8 +118,7 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 // says looks at what the node answers.
 func (x *target) says(f *wire.Frame) {
 	for _, r := range f.GetReplies() {
-		g := r.GetLease()
-		if r.GetStatus() > notInTime || r.GetRemaining() < 0 || r.GetResetUs() < 0 || g.GetGranted() < 0 || g.GetForUs() < 0 {
+		if r.GetStatus() > notInTime || r.GetRemaining() < 0 || r.GetResetUs() < 0 {
 			x.t.Errorf("it answers %v", r)
 		}
 	}
@@ -135,9 +132,8 @@ func (x *target) holds(f *wire.Frame) {
 	if v, ok := x.read(x.now, &x.asked, x.call); x.call.ended() && ok && (v.Charged > x.asked.Cost || v.ResetAfter < 0 || v.ResetAfter > longest(&x.asked.Rule.Limit) || v.Remaining < 0) {
 		x.t.Errorf("an owner's verdict: %+v", v)
 	}
-	var v verdict
-	if x.hotHere.Take(x.now, &ask{Rule: x.asked.Rule, Key: x.asked.Key, Cost: x.sent.Want + 1}, &v) {
-		x.t.Errorf("more is in hand than was asked for: %+v", v)
+	if o := x.arrears.keys[string(x.asked.Key)]; o != nil && o.tokens != 0 && o.tokens != 4 {
+		x.t.Errorf("of 4 tokens, %d are to be booked", o.tokens)
 	}
 	if len(x.members) > 2 || len(x.view.Load().ring.Members()) > 2 || x.stats.handed.Load() > 1 {
 		x.t.Errorf("%d members, in the ring %v, %d handed over", len(x.members), x.view.Load().ring, x.stats.handed.Load())
@@ -209,29 +205,28 @@ func frames(x *target) map[string]*wire.Frame {
 		return w.B
 	}
 	window := routed(10).Limit.WindowAt(ratelimit.LedgerTime(here))
-	lessees := []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Window: window, Taken: 4, Hand: 3}}
 	return map[string]*wire.Frame{
 		"asks":         {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
 		"undo":         {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
 		"table":        {Table: x.records()},
 		"half a table": {Table: []byte{9}},
-		"leases": {Asks: []*wire.Ask{
-			{Id: 1, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 1, Want: 5}},
-			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},
-			{Id: 3, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 2, Seq: 1}},
+		"settles": {Asks: []*wire.Ask{
+			{Id: 1, Key: own, Kind: 4, Cost: 1 << 43, Rule: rule, Window: int64(window)},
+			{Id: 2, Key: own, Kind: 5, Cost: 7, Rule: rule, Window: math.MaxInt64},
+			{Id: 3, Key: own, Kind: 5, Rule: rule},
 		}},
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().digest}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().digest, DoneChanges: 3, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Begins: ratelimit.LedgerTime(here), Ends: ratelimit.LedgerTime(here) + 60_000_000, Lessees: lessees})}},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Begins: ratelimit.LedgerTime(here), Ends: ratelimit.LedgerTime(here) + 60_000_000})}},
 		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, Begins: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60})}},
 		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61})}, Sent: math.MaxInt64},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
-			{Id: 2, Remaining: 7, Window: int64(window), Lease: &wire.Lease{Granted: 5, Window: int64(window), Keep: true, ForUs: math.MaxInt64}},
+			{Id: 2, Remaining: 7, Window: int64(window)},
 			{Id: 3, Found: wire.Found_OTHER_RING},
 		}},
-		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Lease: &wire.Lease{Granted: 1 << 40, Window: 1}}, {Id: 3, Found: 99, Status: 99}}},
+		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Status: 99}, {Id: 3, Found: 99, Status: 99}}},
 		"receipts": {Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}}},
 	}
 }
@@ -270,13 +265,13 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		kinds []string
 	}{
 		{"asks", nil},
-		{"undo", nil},
-		{"leases", []string{"lease"}},
+		{"undo", []string{"ask"}},
+		{"settles", []string{"ask"}},
 		{"fetches", []string{"fetch"}},
 		{"presences", nil},
 		{"parcel", nil},
 		{"future", []string{"account", "sent"}},
-		{"lies", []string{"reply", "lease"}},
+		{"lies", []string{"reply"}},
 		{"table", nil},
 		{"half a table", []string{"frame"}},
 		{"receipts", []string{"receipt"}},

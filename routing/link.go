@@ -83,6 +83,13 @@ func (l *link) silent(now instant) bool {
 	return missed != 0 && int64(missed) >= l.lastSeen.Load() && now < missed.Add(silentFor)
 }
 
+// miss notes that an answer of the other was given up. The next requests need not find out again.
+func (l *link) miss(now instant) {
+	if l != nil {
+		l.missed.Store(int64(now))
+	}
+}
+
 // alive tells whether a message of the other came a short while ago.
 func (l *link) alive(now instant) bool {
 	return l != nil && now.Sub(instant(l.lastSeen.Load())) < aliveFor
@@ -102,6 +109,13 @@ type call struct {
 }
 
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
+
+// failedCall is a call that was not sent.
+func failedCall(err error) *call {
+	c := newCall(nil)
+	c.finish(nil, err)
+	return c
+}
 
 func (c *call) finish(reply *wire.Reply, err error) {
 	// They are set before done is closed, so that its readers need no lock.

@@ -17,7 +17,7 @@ import (
 // tick does the work that time makes due. It returns when it must be called again, at the latest.
 func (c *core) tick(now instant) (due instant) {
 	due = c.lookAfter(now)
-	if next := c.reportLeases(now); next != 0 {
+	if next := c.book(now); next != 0 {
 		due = min(due, next)
 	}
 	return due
@@ -168,7 +168,6 @@ func (c *core) leave(now instant) {
 	if c.left == 0 {
 		c.quitRing()
 		c.left = now
-		c.hotHere.End()
 		c.hands.wake()
 	}
 }
@@ -195,8 +194,8 @@ func (c *core) gone() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.view.Load()
-	// In the last node, tokens in hand cannot be returned.
-	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
+	// The last node has no owner for its arrears.
+	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.arrears.empty())
 }
 
 // rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is

@@ -22,7 +22,6 @@ const (
 	rejectedSent                          // of a ledger whose clock cannot be right
 	rejectedAsk
 	rejectedReply
-	rejectedLease // totals of a lease, or the answer to them
 	rejectedFetch
 	rejectedPresence
 	rejectedParcel
@@ -37,7 +36,7 @@ var rejectionNames = [rejections]string{
 	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version",
 	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
 	rejectedFrame: "frame", rejectedSent: "sent",
-	rejectedAsk: "ask", rejectedReply: "reply", rejectedLease: "lease", rejectedFetch: "fetch",
+	rejectedAsk: "ask", rejectedReply: "reply", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt", rejectedBug: "bug",
 }

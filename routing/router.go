@@ -28,15 +28,13 @@ type Router struct {
 }
 
 // sleep implements hands.
-func (r *Router) sleep(w *waiting) {
-	timer := time.NewTimer(max(0, w.due().Sub(w.clock())))
+func (r *Router) sleep(ctx context.Context, b bell, until instant) {
+	timer := time.NewTimer(max(0, until.Sub(r.clock())))
 	defer timer.Stop()
 	select {
-	case <-w.bell:
+	case <-b:
 	case <-timer.C:
-	case <-w.ctx.Done():
-		// The next advance abandons messages under way.
-		w.until = 0 // no request waits any more
+	case <-ctx.Done():
 	}
 }
 
@@ -196,6 +194,6 @@ func (c *core) Stats() ratelimit.RoutingStats {
 		Malformed: s.malformed.Load(), RejectedBy: rejected, Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
 		Members: v.ring.Members(), Ring: v.digest,
-		HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
+		HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names(c.clock())),
 	}
 }

@@ -82,34 +82,49 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	}
 }
 
-// serving is a peer's asks while they are decided. Each is replied to when it is, so that
-// one which waits for the store does not hold up those that came in the same frame.
+// serving is a peer's asks while they are decided.
 type serving struct {
-	*waiting
-	ready []*wire.Reply // to messages that are no asks
+	*request
+	states []served
+	ready  []*wire.Reply // to messages that are no asks
 }
 
-// answerTo decides what a peer asks, and answers as it goes. It blocks until all is decided.
-func (c *core) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
+// served is a peer's ask.
+type served struct {
+	id      uint64
+	status  uint32 // of the reply, if that is no verdict
+	search  *fetch
+	again   instant // of the next look, at the earliest
+	decided bool
+	replied bool
+	seen    bool // by the observer
+}
+
+// answerTo decides what a peer asks, and answers as it goes: an ask that waits holds up no other. It blocks until all
+// is decided. No ask is forwarded again: two nodes that see different rings would send it to and fro.
+func (c *core) answerTo(ctx context.Context, asks []*wire.Ask, answer func(*wire.Frame)) {
 	now := c.clock()
-	s := c.decideFor(ctx, now, from, asks)
-	for open := true; open; {
-		open = s.advance(now)
+	s := c.serving(ctx, now, asks)
+	send := func() {
 		if replies := s.replies(now); len(replies) > 0 {
 			answer(&wire.Frame{Replies: replies})
 		}
-		if open {
-			c.hands.sleep(s.waiting)
-			now = c.clock()
+	}
+	if c.inStore() {
+		s.decideInStore(now)
+	} else {
+		for s.decideStoreless(now) {
+			send()
+			now = s.sleep(s.due())
 		}
 	}
+	send()
 }
 
-// decideFor begins to decide a peer's asks. Invalid ones are refused, and undos are applied.
-func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*wire.Ask) *serving {
+// serving reads a peer's asks. Invalid ones are refused, and undos are applied.
+func (c *core) serving(ctx context.Context, now instant, msgs []*wire.Ask) *serving {
 	s := &serving{}
 	asks := make([]ask, 0, len(msgs))
-	states := make([]askState, 0, len(msgs))
 	for _, m := range msgs {
 		a, err := c.askOf(m)
 		switch {
@@ -118,51 +133,93 @@ func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*
 			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: malformed})
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
-			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: c.undoFor(now, &a, m)})
+			c.undoFor(now, &a, m)
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId()})
 		default:
 			asks = append(asks, a)
-			states = append(states, askState{id: m.GetId(), errand: c.errandOf(from, m)})
+			s.states = append(s.states, served{id: m.GetId()})
 		}
 	}
-	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)))
-	s.remote, s.states = true, states
+	s.request = c.newRequest(ctx, now, asks, make([]verdict, len(asks)))
 	if c.observe != nil {
 		c.observe.asked(ctx, s.verdicts, s.see)
 	}
 	return s
 }
 
-// errandOf is what is done for an ask of a peer that leases the key; nil: nothing.
-func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
-	if m.GetTotals() == nil || c.inStore() {
-		return nil
+// decideInStore decides all asks at once, so that the base can claim for them together.
+func (s *serving) decideInStore(now instant) {
+	mine := func(i int) bool { return s.elsewhere(&s.asks[i]) == "" }
+	for i := range s.states {
+		s.states[i].decided = true
+		if !mine(i) {
+			s.states[i].status = notOwner
+		}
 	}
-	totals, ok := totalsOf(m.GetTotals())
-	if !ok {
-		c.malformed(rejectedLease)
-		return nil
-	}
-	return &lessee{holder: ratelimit.Holder(from.incarnation), totals: totals}
+	runs(len(s.asks), func(i int) bool { return s.states[i].status != notOwner }, func(from, to int) {
+		s.base.decide(s.ctx, now, 0, s.asks[from:to], s.verdicts[from:to])
+	})
 }
 
-// undoFor takes back what this node had decided for a peer that did not wait for it: the
-// caller of that peer was answered otherwise, or not at all. It returns the status of the reply.
-func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
-	if c.onItsWay(a.Key) {
-		return notOwner
+// decideStoreless decides the asks that can be decided now. It reports whether others wait.
+func (s *serving) decideStoreless(now instant) (open bool) {
+	for i := range s.states {
+		if x := &s.states[i]; !x.decided {
+			s.decideOne(now, i, x)
+			open = open || !x.decided
+		}
 	}
+	return open
+}
+
+// decideOne decides an ask, or searches its account.
+func (s *serving) decideOne(now instant, i int, x *served) {
+	if x.search != nil {
+		switch s.outcome(x.search) {
+		case fetching:
+		case fetchAgain:
+			x.search, x.again = nil, now.Add(askAgain)
+		case fetchAbsent:
+			// own looks again: a node that joined since may have the account.
+			x.decided = s.own(s.ctx, now, s.asks[i:i+1], s.verdicts[i:i+1], x.search) == ownDecided
+			x.search = nil
+		}
+	}
+	switch {
+	case x.decided:
+	case now >= s.until:
+		x.decided, x.status = true, notInTime
+	case x.search == nil && now >= x.again:
+		switch s.own(s.ctx, now, s.asks[i:i+1], s.verdicts[i:i+1], nil) {
+		case ownDecided:
+			x.decided = true
+		case another: // the peer may see by then who decides
+			x.decided, x.status = true, notOwner
+		case unsure:
+			x.search, x.again = s.fetch(s.asks[i].Key, s.bell), now.Add(askAgain)
+		}
+	}
+}
+
+// due is when it goes on at the latest.
+func (s *serving) due() instant {
+	due := s.until
+	for i := range s.states {
+		if x := &s.states[i]; !x.decided && x.search == nil {
+			due = min(due, x.again)
+		}
+	}
+	return due
+}
+
+// undoFor takes back a charge for a peer, which decided otherwise.
+func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	v := verdict{
 		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
 		Window: ratelimit.Window(m.GetWindow()),
 	}
-	if !c.inStore() && !c.local.Has(a.Key) { // the table was full
-		v.Source = ratelimit.FromOverflow
-	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
-	if c.observe != nil {
-		c.observe.undone(a, &v)
-	}
-	return answered
+	c.undone(a, &v)
 }
 
 // replies are those to asks that were decided since the last ones.
@@ -170,7 +227,7 @@ func (s *serving) replies(now instant) []*wire.Reply {
 	all := s.ready
 	s.ready = nil
 	for i := range s.states {
-		if x := &s.states[i]; x.step == stepDone && !x.replied {
+		if x := &s.states[i]; x.decided && !x.replied {
 			x.replied = true
 			all = append(all, s.reply(now, i))
 		}
@@ -197,9 +254,6 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
 		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
-		if x := s.states[i].errand; x != nil {
-			x.reply(r)
-		}
 	}
 	return r
 }
@@ -226,8 +280,11 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, err
 	}
 	kind := ratelimit.Kind(m.GetKind())
-	// An undo is about what a spend was charged.
+	// An undo is about what a spend was charged. Without a store, a release says so.
 	if m.GetKind() == undo {
+		if !c.inStore() {
+			return ratelimit.Ask{}, errMessage
+		}
 		kind = ratelimit.Spend
 	}
 	// Only a peek costs nothing (ratelimit.Ask).

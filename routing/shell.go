@@ -267,7 +267,7 @@ func (r exchange) Exchange(stream calledStream) error {
 		working.Go(func() {
 			defer room.Release(n)
 			defer r.contain()
-			r.answerTo(ctx, from, asks, answer)
+			r.answerTo(ctx, asks, answer)
 		})
 	}
 	for {

@@ -68,10 +68,10 @@ type awareness struct {
 }
 
 // heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
-// what this node leases from other owners.
+// what this node leases from the store in place of other owners.
 type heat struct {
 	hot     *hot.Finder
-	hotHere hot.Leases
+	hotHere hot.Here
 }
 
 // deciders are the limiters behind a node of the ring. They are set before it is used,
@@ -117,6 +117,7 @@ type standing struct {
 // transit is the accounts that are on their way from node to node, without a store.
 type transit struct {
 	mover   mover
+	arrears arrears
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation
 	// parcels is the number of the last parcel to any node. A node that was dropped and comes back still has this one's
@@ -133,7 +134,8 @@ type counted struct {
 
 // hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
 type hands interface {
-	sleep(w *waiting) // until something has happened to it, or its time is over
+	// sleep ends at that instant, or when the bell rings or ctx is done.
+	sleep(ctx context.Context, b bell, until instant)
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream

@@ -170,7 +170,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 
 func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	s.begin(&task{done: func() {}}, func(ctx context.Context) {
-		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, isAnswer, a) })
+		s.answerTo(ctx, asks, func(a *wire.Frame) { s.send(from.addr, isAnswer, a) })
 	})
 }
 

@@ -68,7 +68,9 @@ func (s *Stepped) resume(t *task) (ended bool) {
 }
 
 // sleep implements hands.
-func (s *Stepped) sleep(w *waiting) { w.ctx.Value(taskKey{}).(*task).sleep(w.due()) }
+func (s *Stepped) sleep(ctx context.Context, _ bell, until instant) {
+	ctx.Value(taskKey{}).(*task).sleep(until)
+}
 
 // stepping is a base that leases from a store which the driver plays.
 type stepping struct {

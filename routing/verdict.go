@@ -16,11 +16,8 @@ func (c *core) read(now instant, a *ask, call *call) (v verdict, ok bool) {
 	switch {
 	case !ok && call.status() == answered:
 		c.malformed(rejectedReply)
-	case ok && call.reply.GetHot():
+	case ok && call.reply.GetHot() && c.inStore():
 		c.hotHere.Start(now, a.Key)
-	}
-	if ok && v.OverLimit && !c.inStore() {
-		c.hotHere.Refused(now, a, &v)
 	}
 	return v, ok
 }

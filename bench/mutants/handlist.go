@@ -15,7 +15,6 @@ const (
 	buckets  = "leasing/account/bucket.go"
 	keeps    = "leasing/account/kept.go"
 	part     = "leasing/internal/hold/part.go"
-	held     = "leasing/held.go"
 	clock    = "leasing/internal/hold/ledgerclock.go"
 	seats    = "approx/seats.go"
 	keeper   = "approx/keeper.go"
@@ -23,9 +22,11 @@ const (
 	inbox    = "routing/inbox.go"
 	fetches  = "routing/fetch.go"
 	present  = "routing/presence.go"
-	owns     = "routing/owner.go"
-	waits    = "routing/waiting.go"
+	owns     = "routing/storeless.go"
+	requests = "routing/request.go"
+	owed     = "routing/arrears.go"
 	undoes   = "routing/undo.go"
+	serves   = "routing/serve.go"
 )
 
 // allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those that histories must find
@@ -52,10 +53,6 @@ var allByHand = []byHand{
 	{"a lapsed claim is answered", part, "p.inFlight, p.restate, p.fresh = 0, true, 0", "p.restate, p.fresh = true, 0"},
 	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.restate = 0, true", "\t\tp.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
-	// Leases of an owner.
-	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, more)+min(0, more+r.Hand+r.Before), 0, hand > 0", "paid = hand + more"},
-	{"a lease of an owner lasts from its answer", held, "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
-	{"what was admitted in place of the owner is told twice", held, "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
 	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},
 	// Expiry, and its clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
@@ -89,7 +86,12 @@ var allByHand = []byHand{
 	{"a node joins the ring before it has handed over what it had", present, "!c.looked || !c.clean() {", "!c.looked {"},
 	{"a leaving node leaves its ring before the others have heard", present, "if now.Sub(c.left) < leaveWait {", "if false {"},
 	{"a node is buried at the first silence", present, "m.owes()) && now.Sub(lastSeen) > TakeOver {", "m.owes()) && now.Sub(lastSeen) > TakeOver/10 {"},
-	{"a node that an owner has not answered in time is charged there for a refusal", waits, "\tif w.verdicts[i].OverLimit {\n\t\tw.regret(now, i)\n\t}\n", ""},
-	{"a fallback is undone at the owner, who was not charged", undoes, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
-	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn stepDone\n\tcase !w.inStore():", "\tcase !w.inStore():"},
+	{"a node that an owner has not answered in time is charged there for a refusal", requests, "\tif v.OverLimit && !call.ended() {\n\t\tr.regret(now, i, call)\n\t}\n", ""},
+	{"a fallback is undone at the owner, who was not charged", undoes, "\t\t\tc.undoAlone(now, &asks[i], &verdicts[i])\n", "\t\t\tc.undoStoreless(now, asks[i:i+1], verdicts[i:i+1])\n"},
+	{"an ask for a key of another's waits where it came to", serves, "\t\t\tx.decided, x.status = true, notOwner\n", "\t\t\tx.again = now.Add(askAgain)\n"},
+	// What owners book late.
+	{"what was admitted in place of the owner is booked again and again", owed, "b.of.tokens -= b.n", "b.of.tokens -= 0 * b.n"},
+	{"what was admitted in place of the owner is never booked", owed, "c.owe(&report, w, report.Cost)\n\t\tcase ratelimit.Charge", "c.owe(&report, w, 0*report.Cost)\n\t\tcase ratelimit.Charge"},
+	{"a credit that may have arrived is sent again", owed, "uncertain && b.ask.Kind == ratelimit.Release", "uncertain && false"},
+	{"a credit of an ended window counts in the next", owed, "Cost: x.tokens, Window: x.window}", "Cost: x.tokens}"},
 }

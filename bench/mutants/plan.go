@@ -36,9 +36,9 @@ var thePlan = plan{
 		"leasing/account/kept.go", "leasing/account/cas.go", "leasing/account/store.go", "leasing/account/epoch.go", "leasing/account/wire.go",
 		"leasing/internal/hold/part.go", "leasing/internal/hold/key.go", "leasing/internal/hold/take.go", "leasing/internal/hold/drift.go",
 		"leasing/internal/hold/demand.go", "leasing/internal/hold/ledgerclock.go", "leasing/internal/keytable/table.go",
-		"leasing/call.go", "leasing/lane.go", "leasing/batch.go", "leasing/flight.go", "leasing/late.go", "leasing/lane/lane.go", "leasing/lane/breaker.go", "leasing/reclaim.go", "leasing/shard.go", "leasing/sweep.go", "leasing/failure.go", "leasing/counter.go", "leasing/lent.go", "leasing/held.go",
+		"leasing/call.go", "leasing/lane.go", "leasing/batch.go", "leasing/flight.go", "leasing/late.go", "leasing/lane/lane.go", "leasing/lane/breaker.go", "leasing/reclaim.go", "leasing/shard.go", "leasing/sweep.go", "leasing/failure.go", "leasing/counter.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/stored.go",
-		"routing/decide.go", "routing/owner.go", "routing/waiting.go", "routing/verdict.go", "routing/undo.go", "routing/members.go", "routing/presence.go", "routing/handover.go", "routing/inbox.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go",
+		"routing/request.go", "routing/instore.go", "routing/storeless.go", "routing/arrears.go", "routing/serve.go", "routing/verdict.go", "routing/undo.go", "routing/members.go", "routing/presence.go", "routing/handover.go", "routing/inbox.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go", "routing/internal/hot/here.go",
 	},
 	suites: []suite{
 		{dir: "leasing"},

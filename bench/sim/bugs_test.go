@@ -139,9 +139,9 @@ var planted = []struct {
 		Wrong: "t := s.Taint; (best",
 	}},
 	{76, plant.Bug{
-		Name: "what an owner leases is not charged", File: "leasing/lent.go",
-		Right: "	c.sum += x.Granted\n",
-		Wrong: "	c.sum += 0 * x.Granted\n",
+		Name: "what owners booked late is booked again", File: "routing/arrears.go",
+		Right: "		b.of.tokens -= b.n\n",
+		Wrong: "		b.of.tokens -= 0 * b.n\n",
 	}},
 	{67, plant.Bug{
 		Name: "an account moves without its sum", File: "leasing/handover.go",

@@ -17,13 +17,13 @@ var (
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	seen, sources := map[FaultKind]int{}, map[string]int64{}
-	over, unanswered, hot := 0, 0, 0
+	over, unanswered := 0, 0
 	for seed := *first; seed < *first+uint64(*histories); seed++ {
-		o, r := History(seed), play(t, seed)
+		r := play(t, seed)
 		if t.Failed() {
 			return
 		}
-		for _, f := range o.Faults {
+		for _, f := range History(seed).Faults {
 			seen[f.Kind]++
 		}
 		for s, n := range r.Sources {
@@ -34,9 +34,6 @@ func TestHistories(t *testing.T) {
 		}
 		if r.Unanswered > 0 {
 			unanswered++
-		}
-		if o.Storeless && o.HotRate < 100 && r.Sources["claim"]+r.Sources["lease"] > 0 {
-			hot++
 		}
 	}
 	if *histories < 300 {
@@ -52,8 +49,8 @@ func TestHistories(t *testing.T) {
 			t.Errorf("nothing was decided by %s: %v", s, sources)
 		}
 	}
-	if over == 0 || unanswered == 0 || hot == 0 {
-		t.Errorf("%d histories went over, %d ask a node that is away, %d have hot keys in a ring without a store", over, unanswered, hot)
+	if over == 0 || unanswered == 0 {
+		t.Errorf("%d histories went over, %d ask a node that is away", over, unanswered)
 	}
 }
 

@@ -103,7 +103,7 @@ var dashboards = []dashboard{
 		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
 		{"Different rings", "1 when all nodes of each fleet agree.", "none", false, true, []query{{`max (count by (namespace, job) (count_values by (namespace, job) ("ring", sluice_ring_fingerprint{` + in + `})))`, "rings"}}},
 		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
-		{"Hot keys", "Busy keys that owners lease to other nodes, and decisions from these leases.", "short", false, false, []query{
+		{"Hot keys", "Busy keys of each owner, and decisions of other nodes on them from their own leases (with a store).", "short", false, false, []query{
 			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},
 		}},
 		{"Accounts handed over", "", "short", false, false, []query{{`sum by (instance) (increase(sluice_accounts_handed_over_total{` + in + `}[5m]))`, "{{instance}}"}}},

@@ -276,7 +276,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	p.count("sluice_peers_refused_total", "Peers without a valid proof.")(s.Refused)
 	p.count("sluice_peer_messages_malformed_total", "Invalid messages without effect.")(s.Malformed)
 	p.count("sluice_accounts_handed_over_total", "Accounts sent to new owners.")(s.Handed)
-	p.count("sluice_hot_key_decisions_total", "Decisions here on hot keys of other owners.")(s.Hot)
+	p.count("sluice_hot_key_decisions_total", "Decisions here on hot keys of other owners, with a store.")(s.Hot)
 	p.gauge("sluice_hot_keys", "Hot keys of this owner.")(len(s.HotKeys))
 }
 

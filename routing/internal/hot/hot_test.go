@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -108,9 +107,9 @@ func TestFloodHidesNoHotKey(t *testing.T) {
 
 // A key is leased here from when its owner has called it hot, and no other is. It goes back to its owner at
 // less than 50 requests a second, which is checked every two seconds.
-func TestLeasesOfHotKeys(t *testing.T) {
-	var h Leases
-	if h.Use(second, keyOf(1)) || len(h.Names()) != 0 {
+func TestKeysThatAreHotHere(t *testing.T) {
+	var h Here
+	if h.Use(second, keyOf(1)) || len(h.Names(second)) != 0 {
 		t.Fatal("a key is leased that nobody has called hot")
 	}
 	h.Start(second, keyOf(1))
@@ -118,7 +117,7 @@ func TestLeasesOfHotKeys(t *testing.T) {
 	if !h.Use(second, keyOf(1)) || h.Use(second, keyOf(2)) {
 		t.Fatal("it is not the key that was called hot")
 	}
-	if names := h.Names(); len(names) != 1 || names[0] != string(keyOf(1)) {
+	if names := h.Names(second); len(names) != 1 || names[0] != string(keyOf(1)) {
 		t.Errorf("%q", names)
 	}
 	// One use was above: 100 in each of two seconds, and again, and then 99.
@@ -131,57 +130,23 @@ func TestLeasesOfHotKeys(t *testing.T) {
 			t.Errorf("after %d seconds it is leased: %v", 2*(i+1), kept)
 		}
 	}
-	h.Due(8*second, func(string) bool { return false }) // drops keys without a report
-	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
-		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
+	if len(h.Names(8*second)) != 0 || h.Use(8*second, keyOf(1)) {
+		t.Errorf("%q are leased", h.Names(8*second))
 	}
 }
 
-// So many keys are leased here and no more, whatever owners say.
-func TestMostLeases(t *testing.T) {
-	var h Leases
+// So many keys are leased here and no more, whatever owners say. A key without requests makes room.
+func TestMostKeysHere(t *testing.T) {
+	var h Here
 	for i := range Most + 5 {
 		h.Start(second, keyOf(i))
 	}
-	if len(h.Names()) != Most || h.n.Load() != Most || h.Use(second, keyOf(Most)) || !h.Use(second, keyOf(Most-1)) {
-		t.Errorf("%d are leased", len(h.Names()))
+	if len(h.Names(second)) != Most || h.Use(second, keyOf(Most)) || !h.Use(second, keyOf(Most-1)) {
+		t.Errorf("%d are leased", len(h.Names(second)))
 	}
-}
-
-// A key that its owner has reported as used up is refused here for a moment, and the charge of that is reported
-// once. An undone one is not.
-func TestUsedUpKeyIsRefusedHere(t *testing.T) {
-	for _, charges := range []bool{true, false} {
-		var h Leases
-		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10}, Coordination: ratelimit.DefaultCoordination()}
-		if !charges {
-			r.Coordination.OnDeny = ratelimit.DenyRefunds
-		}
-		a, v := ratelimit.Ask{Rule: r, Key: keyOf(1), Cost: 3}, ratelimit.Verdict{}
-		h.Start(second, a.Key)
-		m, _ := h.Report(second, &a)
-		h.Apply(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
-		if h.Take(second, &a, &v) {
-			t.Fatal("nothing is in hand, and nobody has refused")
-		}
-		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute, Remaining: 2, Charged: 0})
-		if h.Take(second, &a, &v) {
-			t.Fatal("something is left")
-		}
-		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute})
-		for range 2 {
-			if ok := h.Take(second.Add(believed-1), &a, &v); !ok || !v.OverLimit || v.Window != 7 || (v.Debt == 3) != charges {
-				t.Errorf("%+v", v)
-			}
-		}
-		h.Untake(a.Key, &v)
-		if h.Take(second.Add(believed), &a, &v) {
-			t.Error("it is refused for longer")
-		}
-		m, ok := h.Report(second.Add(time.Second), &a)
-		if want := map[bool]ratelimit.Tokens{true: 3}[charges]; !ok || m.Spent != want {
-			t.Errorf("charges %v: it tells %+v", charges, m)
-		}
+	h.Start(4*second, keyOf(Most))
+	if !h.Use(4*second, keyOf(Most)) || len(h.Names(4*second)) != 1 {
+		t.Errorf("%d are leased, and the others had no requests", len(h.Names(4*second)))
 	}
 }
 

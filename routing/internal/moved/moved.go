@@ -20,8 +20,6 @@ import (
 
 // Bounds of the content of one account.
 const (
-	// mostLessees is of one account; leasing keeps at most as many, of whom most are slots.
-	mostLessees = int(ratelimit.MaxConcurrency)
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
 	// mostLevel bounds a bucket's level, in micro-tokens, and its debt.
@@ -51,16 +49,8 @@ func (m *Entry) Plausible(here ratelimit.LedgerTime) bool {
 	if !possible(here, int64(a.Begins)) || a.Ends < 0 || a.Ends > 2*never {
 		return false
 	}
-	if a.Algorithm != ratelimit.TokenBucket && (!possibleWindow(here, ratelimit.Window(a.State)) ||
-		a.Begins > 0 && (a.Ends <= a.Begins || !possible(here.Add(2*MostApart), int64(a.Ends)))) {
-		return false
-	}
-	for i := range a.Lessees {
-		if r := &a.Lessees[i]; !possible(here, int64(r.Until)) || !possibleWindow(here, r.Window) {
-			return false
-		}
-	}
-	return true
+	return a.Algorithm == ratelimit.TokenBucket || possibleWindow(here, ratelimit.Window(a.State)) &&
+		(a.Begins <= 0 || a.Ends > a.Begins && possible(here.Add(2*MostApart), int64(a.Ends)))
 }
 
 // possibleWindow tells whether a window can have begun: one of at least a second has a lower number than seconds
@@ -107,19 +97,6 @@ func (w *Writer) Account(key []byte, a *leasing.Account) {
 	// A bucket that does not refill is never full, and its time lies beyond what a difference may
 	// be.
 	w.time(min(int64(a.Ends), w.base+never))
-	w.B = binary.AppendUvarint(w.B, uint64(len(a.Lessees)))
-	for i := range a.Lessees {
-		w.lessee(&a.Lessees[i])
-	}
-}
-
-// lessee is one holder's record. Its name is random, and would be longer as a varint.
-func (w *Writer) lessee(r *leasing.Lessee) {
-	w.B = binary.LittleEndian.AppendUint64(w.B, uint64(r.Holder))
-	w.B = binary.AppendUvarint(w.B, r.Life)
-	w.B = binary.AppendUvarint(w.B, r.Seq)
-	w.numbers(int64(r.Window), int64(r.Taken), int64(r.Before), int64(r.Hand))
-	w.time(int64(r.Until))
 }
 
 // reader reads a parcel, which may hold anything.
@@ -214,37 +191,13 @@ func (r *reader) account() (m Entry) {
 	}
 	a := &m.Account
 	a.Algorithm = ratelimit.Algorithm(r.byte())
-	if int(a.Algorithm) >= len(ratelimit.Algorithms) {
+	if a.Algorithm >= ratelimit.Concurrency { // slots do not move
 		r.fail()
 	}
 	a.Sum, a.Extra, a.State = r.tokens(0), r.within(0, 1<<53), r.within(-mostLevel, mostLevel)
 	a.Limit = r.tokens(0)
 	a.Begins, a.Ends = r.time(), r.time()
-	// Lessees are appended one by one. Memory for as many as the number states would let a few bytes
-	// of a peer cost much.
-	for range r.unsigned(uint64(mostLessees)) {
-		h := r.lessee()
-		if r.bad {
-			break
-		}
-		a.Lessees = append(a.Lessees, h)
-	}
 	return m
-}
-
-func (r *reader) lessee() (h leasing.Lessee) {
-	if b := r.bytes(8); b != nil {
-		h.Holder = ratelimit.Holder(binary.LittleEndian.Uint64(b))
-	}
-	h.Life, h.Seq = r.unsigned(1<<63), r.unsigned(1<<63)
-	h.Window = ratelimit.Window(r.within(0, 1<<40))
-	h.Taken, h.Before, h.Hand = r.tokens(-MostTokens), r.tokens(-MostTokens), r.tokens(0)
-	h.Until = r.time()
-	// There is no such holder, and a record begins with a first message.
-	if h.Holder == 0 || h.Life == 0 || h.Seq < h.Life {
-		r.fail()
-	}
-	return h
 }
 
 // possible tells whether a node's clock may have shown a time.

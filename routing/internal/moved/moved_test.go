@@ -23,14 +23,6 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() + below(),
 			Begins: ratelimit.LedgerTime(n()), Ends: ratelimit.LedgerTime(n()), Limit: ratelimit.Tokens(n()),
 		}
-		for range rnd.IntN(4) {
-			life := 1 + uint64(n())
-			a.Lessees = append(a.Lessees, leasing.Lessee{
-				Holder: ratelimit.Holder(1 + rnd.Uint64()>>1), Life: life, Seq: life + uint64(n()), Window: ratelimit.Window(n() >> 3),
-				Taken: ratelimit.Tokens(n() + below()), Before: ratelimit.Tokens(n() + below()), Hand: ratelimit.Tokens(n()),
-				Until: ratelimit.LedgerTime(n()),
-			})
-		}
 		w.Account(keyOf(i), &a)
 		want = append(want, Entry{keyOf(i), a})
 	}
@@ -49,12 +41,12 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 // Whatever a peer sends as a parcel, reading it ends, and what it says is within bounds.
 func FuzzParcel(f *testing.F) {
 	w := NewWriter(1_800_000_000_000_000)
-	w.Account(keyOf(1), &leasing.Account{State: 3, Sum: 2, Lessees: []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Taken: 4}}})
+	w.Account(keyOf(1), &leasing.Account{State: 3, Sum: 2})
 	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = Read(b, func(m Entry) {
 			a := &m.Account
-			if len(m.Key) == 0 || len(m.Key) > ratelimit.MaxKeyLen || a.Sum < 0 || a.Extra < 0 || a.Begins < 0 || len(a.Lessees) > mostLessees {
+			if len(m.Key) == 0 || len(m.Key) > ratelimit.MaxKeyLen || a.Sum < 0 || a.Extra < 0 || a.Begins < 0 {
 				t.Errorf("%+v", m)
 			}
 		})
@@ -84,9 +76,6 @@ func TestPlausibleAccounts(t *testing.T) {
 		{"the last window of a second", func(a *leasing.Account) { a.State = int64(second) }, true},
 		{"a window of a second to come", func(a *leasing.Account) { a.State = int64(second) + 1 }, false},
 		{"no such window", func(a *leasing.Account) { a.State = -1 }, false},
-		{"a lease for a year", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{Until: latest, Window: second}} }, true},
-		{"a lease for longer", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{}, {Until: latest + 1}} }, false},
-		{"a lease of a window to come", func(a *leasing.Account) { a.Lessees = []leasing.Lessee{{Window: second + 1}} }, false},
 	} {
 		m := Entry{Key: []byte("k")}
 		if c.change(&m.Account); m.Plausible(here) != c.ok {
@@ -122,50 +111,30 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 	const base, most = 1_000_000, MostTokens
 	for _, c := range []struct {
 		what   string
-		change func(a *leasing.Account, r *leasing.Lessee)
+		change func(a *leasing.Account)
 		ok     bool
 	}{
-		{"as it should be", func(*leasing.Account, *leasing.Lessee) {}, true},
-		{"an algorithm that there is not", func(a *leasing.Account, _ *leasing.Lessee) { a.Algorithm = 4 }, false},
-		{"1970", func(a *leasing.Account, _ *leasing.Lessee) { a.Begins = 1 }, true},
-		{"before 1970", func(a *leasing.Account, _ *leasing.Lessee) { a.Begins = -1 }, false},
-		{"the most charged", func(a *leasing.Account, _ *leasing.Lessee) { a.Sum = most }, true},
-		{"charged too much", func(a *leasing.Account, _ *leasing.Lessee) { a.Sum = most + 1 }, false},
-		{"charged less than nothing", func(a *leasing.Account, _ *leasing.Lessee) { a.Sum = -1 }, false},
-		{"charged less than nothing before", func(a *leasing.Account, _ *leasing.Lessee) { a.Extra = -1 }, false},
-		{"charged too much before", func(a *leasing.Account, _ *leasing.Lessee) { a.Extra = 1<<53 + 1 }, false},
-		{"the most debt", func(a *leasing.Account, _ *leasing.Lessee) { a.State = -mostLevel }, true},
-		{"more debt", func(a *leasing.Account, _ *leasing.Lessee) { a.State = -mostLevel - 1 }, false},
-		{"a later window", func(a *leasing.Account, _ *leasing.Lessee) { a.State = mostLevel + 1 }, false},
-		{"as many lessees as may be", func(a *leasing.Account, r *leasing.Lessee) {
-			for len(a.Lessees) < mostLessees {
-				a.Lessees = append(a.Lessees, *r)
-			}
-		}, true},
-		{"one lessee more", func(a *leasing.Account, r *leasing.Lessee) {
-			for len(a.Lessees) <= mostLessees {
-				a.Lessees = append(a.Lessees, *r)
-			}
-		}, false},
-		{"a holder that is none", func(_ *leasing.Account, r *leasing.Lessee) { r.Holder = 0 }, false},
-		{"no life", func(_ *leasing.Account, r *leasing.Lessee) { r.Life = 0 }, false},
-		{"a message before its life", func(_ *leasing.Account, r *leasing.Lessee) { r.Life = 3 }, false},
-		{"a lessee's later window", func(_ *leasing.Account, r *leasing.Lessee) { r.Window = 1<<40 + 1 }, false},
-		{"a lessee's window before 1970", func(_ *leasing.Account, r *leasing.Lessee) { r.Window = -1 }, false},
-		{"refunded", func(_ *leasing.Account, r *leasing.Lessee) { r.Taken, r.Before = -most, -most }, true},
-		{"refunded too much", func(_ *leasing.Account, r *leasing.Lessee) { r.Taken = -most - 1 }, false},
-		{"taken too much before", func(_ *leasing.Account, r *leasing.Lessee) { r.Before = most + 1 }, false},
-		{"less than nothing in hand", func(_ *leasing.Account, r *leasing.Lessee) { r.Hand = -1 }, false},
-		{"too much in hand", func(_ *leasing.Account, r *leasing.Lessee) { r.Hand = most + 1 }, false},
-		{"a lease that was over before 1970", func(_ *leasing.Account, r *leasing.Lessee) { r.Until = -1 }, false},
+		{"as it should be", func(*leasing.Account) {}, true},
+		{"slots, which do not move", func(a *leasing.Account) { a.Algorithm = ratelimit.Concurrency }, false},
+		{"an algorithm that there is not", func(a *leasing.Account) { a.Algorithm = 4 }, false},
+		{"1970", func(a *leasing.Account) { a.Begins = 1 }, true},
+		{"before 1970", func(a *leasing.Account) { a.Begins = -1 }, false},
+		{"the most charged", func(a *leasing.Account) { a.Sum = most }, true},
+		{"charged too much", func(a *leasing.Account) { a.Sum = most + 1 }, false},
+		{"charged less than nothing", func(a *leasing.Account) { a.Sum = -1 }, false},
+		{"charged less than nothing before", func(a *leasing.Account) { a.Extra = -1 }, false},
+		{"charged too much before", func(a *leasing.Account) { a.Extra = 1<<53 + 1 }, false},
+		{"the most debt", func(a *leasing.Account) { a.State = -mostLevel }, true},
+		{"more debt", func(a *leasing.Account) { a.State = -mostLevel - 1 }, false},
+		{"a later window", func(a *leasing.Account) { a.State = mostLevel + 1 }, false},
 	} {
-		a := leasing.Account{Sum: 2, State: 3, Lessees: []leasing.Lessee{{Holder: 2, Life: 1, Seq: 2, Window: 3, Taken: most}}}
-		c.change(&a, &a.Lessees[0])
-		w, n, lessees := NewWriter(base), 0, 0
+		a := leasing.Account{Sum: 2, State: 3}
+		c.change(&a)
+		w, n := NewWriter(base), 0
 		w.Account([]byte("k"), &a)
-		err := Read(w.B, func(m Entry) { n, lessees = n+1, len(m.Account.Lessees) })
-		if (err == nil) != c.ok || (n == 1) != c.ok || c.ok && lessees != len(a.Lessees) {
-			t.Errorf("%s: %d accounts of %d lessees, %v", c.what, n, lessees, err)
+		err := Read(w.B, func(Entry) { n++ })
+		if (err == nil) != c.ok || (n == 1) != c.ok {
+			t.Errorf("%s: %d accounts, %v", c.what, n, err)
 		}
 		for i := 1; c.ok && i < min(len(w.B), 60); i++ {
 			if err := Read(w.B[:i], func(Entry) {}); (err == nil) != (i == len(NewWriter(base).B)) {

@@ -1,9 +1,6 @@
 package routing
 
 import (
-	"context"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,14 +14,6 @@ func (s *script) at(addr string, kind ratelimit.Kind, cost ratelimit.Tokens, the
 	s.nodes[addr].Ask(asks, v, nil, func() { then(&v[0]) })
 }
 
-// hotKeys is how many decisions were made on hot keys that are leased.
-func (s *script) hotKeys() (n uint64) {
-	for _, addr := range s.addrs {
-		n += s.nodes[addr].Stats().Hot
-	}
-	return n
-}
-
 // Clients look whether they may, and charge what it cost when it is done (as with LLM tokens). A charge is booked
 // whole: what is used beyond the limit is at most what was under way, and from then on everybody is refused.
 func TestStepsChargesAfterTheFact(t *testing.T) {
@@ -32,7 +21,6 @@ func TestStepsChargesAfterTheFact(t *testing.T) {
 	for algorithm := range ratelimit.RateAlgorithms() {
 		s := newScript(t, 1, limit)
 		s.rule.Limit.Algorithm, s.rule.Limit.Burst, s.rule.Limit.Unit = ratelimit.Algorithm(algorithm), limit, ratelimit.Minute
-		s.hotRate = 50
 		s.ring("a:1", "b:1", "c:1")
 		used, since, passed := ratelimit.Tokens(0), instant(0), 0
 		var client func(i int)
@@ -70,14 +58,12 @@ func TestStepsChargesAfterTheFact(t *testing.T) {
 	}
 }
 
-// Each charge is given back at its end: at most the limit is in flight at once, and no token is lost, with a
-// lease of the key or without.
+// Each charge is given back at its end: at most the limit is in flight at once, and no token is lost.
 func TestStepsChargesThatComeBack(t *testing.T) {
 	const limit = 10
 	for _, clients := range []int{3, 8, 64} {
 		s := newScript(t, 1, limit)
 		s.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-		s.hotRate = 50
 		s.ring("a:1", "b:1", "c:1")
 		under, most, ends := 0, 0, s.now.Add(6*time.Second)
 		var client func(i int)
@@ -105,10 +91,6 @@ func TestStepsChargesThatComeBack(t *testing.T) {
 		if most > limit || under != 0 || clients > limit && most < limit {
 			t.Errorf("%d clients: %d were under way at once", clients, most)
 		}
-		if clients == 3 && s.hotKeys() == 0 {
-			t.Error("the key was not leased")
-		}
-		s.play(3 * time.Second) // it is cold by now, and all is given back
 		if v := s.one("a:1", ask{Key: keyOf(0), Kind: ratelimit.Peek}); v.Remaining != limit {
 			t.Errorf("%d clients: %d are left in the end", clients, v.Remaining)
 		}
@@ -197,20 +179,17 @@ func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
 	}
 }
 
-// A charge that is taken back while its account moves is credited where the account is in the end, also one of a lease.
+// A charge that is taken back while its account moves is credited where the account is in the end.
 func TestStepsUndoFollowsItsAccount(t *testing.T) {
-	for i := range 2 * len(ratelimit.RateAlgorithms()) {
+	for i := range ratelimit.RateAlgorithms() {
 		const limit, keys = 100, 50
-		s, hot := newScript(t, keys, limit), i%2 == 1
-		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(i/2), limit
+		s := newScript(t, keys, limit)
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(i), limit
 		s.ring("a:1", "b:1", "c:1")
 		a := s.nodes["a:1"]
 		charged := make([]verdict, keys)
-		for range 2 { // the second request has tokens in hand
+		for range 2 {
 			for k := range keys {
-				if hot && a.ownerOf(keyOf(k)) != "a:1" {
-					a.hotHere.Start(s.now, keyOf(k))
-				}
 				a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, charged[k:k+1], nil, func() {})
 			}
 			s.play(100 * time.Millisecond)
@@ -224,65 +203,87 @@ func TestStepsUndoFollowsItsAccount(t *testing.T) {
 		s.play(6 * time.Second)
 		for k := range keys {
 			if v := s.one("a:1", ask{Key: keyOf(k), Kind: ratelimit.Peek}); v.Remaining != limit-4 {
-				t.Errorf("%v, hot %v, key %d: %d are left of %d", s.rule.Limit.Algorithm, hot, k, v.Remaining, limit)
+				t.Errorf("%v, key %d: %d are left of %d", s.rule.Limit.Algorithm, k, v.Remaining, limit)
 			}
 		}
 	}
 }
 
-// Nodes that lease a hot key end in good order, and others begin: no token of it is lost.
-func TestRestartsLoseNoLeases(t *testing.T) {
-	const limit, restarts = 12_000, 6
-	w := newRingWorld(t, 3+restarts)
-	w.hotRate = 100
-	nodes := w.ring(3)
-	rule := routed(limit)
-	rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline // of a busy machine nothing is to be said here
-	var admitted, stop atomic.Int64
-	var live atomic.Pointer[[]*node]
-	live.Store(&nodes)
-	var wg sync.WaitGroup
-	for i := range 3 {
-		wg.Go(func() {
-			for j := i; stop.Load() == 0; j++ {
-				all := *live.Load()
-				if !all[j%len(all)].ask(rule, 1, 1).OverLimit {
-					admitted.Add(1)
-				}
-				time.Sleep(300 * time.Microsecond)
-			}
-		})
+// A booking that reaches the owner, and whose answer is lost, is not credited twice. A charge may count twice.
+func TestBookingsWhoseAnswersAreLost(t *testing.T) {
+	for _, n := range []ratelimit.Tokens{-3, 3} {
+		s, a := newPair(t)
+		key := a.ownedBy("b:1")
+		spent := s.one("a:1", ask{Key: key, Cost: 6})
+		s.delay = 30 * time.Millisecond
+		a.owe(&ask{Rule: s.rule, Key: key}, spent.Window, n)
+		a.Pump()
+		s.play(45 * time.Millisecond)
+		s.delay = 100 * time.Microsecond
+		s.breakAll("a:1", "b:1")
+		s.play(3 * time.Second)
+		want := map[ratelimit.Tokens]ratelimit.Tokens{-3: 7, 3: 0}[n] // 6 and twice 3 are more than 10
+		if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != want || !a.arrears.empty() {
+			t.Errorf("booked %d: %d are left, must be %d", n, left, want)
+		}
 	}
-	w.eventually("the key is leased", func() bool { return nodes[0].Stats().Hot+nodes[1].Stats().Hot+nodes[2].Stats().Hot > 100 })
-	hot := uint64(0)
-	for i := range restarts {
-		old, rest := (*live.Load())[0], append([]*node(nil), (*live.Load())[1:]...)
-		live.Store(&rest)
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		old.Leave(ctx)
-		cancel()
-		hot += old.Stats().Hot
-		old.end()
-		next := w.start(3+i, known)
-		w.eventually("it is ready", next.Ready)
-		all := append(append([]*node(nil), rest...), next)
-		live.Store(&all)
+}
+
+// A credit that arrives when its window has ended counts in no other.
+func TestCreditsAreOfTheirWindow(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Limit.Unit = ratelimit.Minute
+	key := a.ownedBy("b:1")
+	spent := s.one("a:1", ask{Key: key, Cost: 6})
+	ends := spent.ResetAfter - 50*time.Millisecond // one waits for as long
+	s.play(ends - 15*time.Millisecond)
+	s.delay = 30 * time.Millisecond
+	a.owe(&ask{Rule: s.rule, Key: key}, spent.Window, -3)
+	a.Pump()
+	s.play(20 * time.Millisecond)
+	if next := s.one("b:1", ask{Key: key, Cost: 6}); next.OverLimit || next.Window != spent.Window+1 {
+		t.Fatalf("it is not the next window: %+v", next)
 	}
-	stop.Store(1)
-	wg.Wait()
-	last := *live.Load()
-	for _, n := range last { // what is in hand goes back, and is used up
-		n.hotHere.End()
-		n.wake()
-		w.eventually("all is given back", func() bool { return n.hotHere.Open() == 0 })
+	s.play(time.Second)
+	if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != 4 || !a.arrears.empty() {
+		t.Errorf("%d of 10 are left after 6", left)
 	}
-	for admitted.Load() <= limit && !last[0].ask(rule, 1, 1).OverLimit {
-		admitted.Add(1)
+}
+
+// A charge of an owner after this node's refusal is taken back there, when its answer arrives. It stays if the owner
+// refuses as well, or if the rule has admitted here.
+func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
+	for _, x := range []struct {
+		policy     ratelimit.FailurePolicy
+		cost, left ratelimit.Tokens
+	}{{ratelimit.FailClosed, 4, 10}, {ratelimit.FailOpen, 4, 6}, {ratelimit.FailClosed, 12, 0}} {
+		s, a := newPair(t)
+		s.rule.Coordination.OnStoreFailure = x.policy
+		key := a.ownedBy("b:1")
+		s.delay = 30 * time.Millisecond
+		v := s.one("a:1", ask{Key: key, Cost: x.cost})
+		if v.Source != ratelimit.FromFallback || v.OverLimit != (x.policy == ratelimit.FailClosed) {
+			t.Errorf("%+v", v)
+		}
+		s.play(time.Second)
+		if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != x.left {
+			t.Errorf("%v, cost %d: %d of 10 are left, must be %d", x.policy, x.cost, left, x.left)
+		}
 	}
-	if got := admitted.Load(); got != limit {
-		t.Errorf("%d of %d were admitted", got, limit)
+}
+
+// A node has one budget of a key for all outages, as the rule declares.
+func TestOneBudgetOfAKeyForOutages(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = ratelimit.FailLocal, 3
+	key, admitted := a.ownedBy("b:1"), 0
+	for range 2 {
+		s.crash("b:1")
+		admitted += s.admits("a:1", key, 6)
+		s.start("b:1")
+		s.until("they have met", func() bool { return len(a.Stats().Members) == 2 && s.nodes["b:1"].Ready() })
 	}
-	if hot == 0 {
-		t.Error("the nodes that ended had leased nothing")
+	if admitted != 3 {
+		t.Errorf("%d of a part of 3 were admitted in two outages", admitted)
 	}
 }

@@ -15,13 +15,13 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 		admitted int // of five asks of one token, undone from the fourth on
 		charged  ratelimit.Tokens
 	}{ratelimit.FailOpen: {5, 1}, ratelimit.FailClosed: {0, 0}, ratelimit.FailLocal: {4, 1}} {
-		s := newScript(t, 1, 10)
+		s, n := newPair(t)
 		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = policy, 3
-		c := s.start("a:1").core
-		admitted := 0
+		key, admitted := n.ownedBy("b:1"), 0
+		s.crash("b:1")
 		for i := range 5 {
-			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
-			v := c.fail(s.now, &a)
+			a := ask{Rule: s.rule, Key: key, Cost: 1}
+			v := s.one("a:1", a)
 			if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 || v.OverLimit == (v.Charged > 0) {
 				t.Errorf("%v: %+v", policy, v)
 			}
@@ -32,14 +32,13 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 				}
 			}
 			if i == 2 {
-				c.undo(s.now, []ask{a}, []verdict{v})
+				n.Undo([]ask{a}, []verdict{v})
 			}
 		}
 		if admitted != want.admitted {
 			t.Errorf("%v: %d were admitted, want %d", policy, admitted, want.admitted)
 		}
-		peek := ask{Rule: s.rule, Key: keyOf(1), Cost: 1, Kind: ratelimit.Peek}
-		if v := c.fail(s.now, &peek); v.OverLimit == (policy == ratelimit.FailOpen) || v.Charged != 0 {
+		if v := s.one("a:1", ask{Key: key, Cost: 1, Kind: ratelimit.Peek}); v.OverLimit == (policy == ratelimit.FailOpen) || v.Charged != 0 {
 			t.Errorf("%v: a peek after all of a node's own budget: %+v", policy, v)
 		}
 	}
