@@ -33,7 +33,7 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 	}
 	s.ends(syscall.SIGTERM)
 	code, out, errs := runLine("audit", "--json", file)
-	if code != 0 || strings.Count(out, `"Held":true`) != 20 {
+	if code != 0 || strings.Count(out, `"held":true`) != 20 {
 		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)
 	}
 
@@ -43,7 +43,7 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 		r.askFor(i%2, "ten", fmt.Sprint(i))
 	}
 	code, out, errs = runLine(append([]string{"audit", "--json", "--rule=d.ten"}, files...)...)
-	if code != 0 || strings.Count(out, `"Rule":"d.ten"`) != 20 {
+	if code != 0 || strings.Count(out, `"rule":"d.ten"`) != 20 {
 		t.Errorf("of owners: %d %s\n%s", code, errs, out)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const llmAudited = `domain: d
@@ -27,7 +28,7 @@ func replayed(args ...string) map[string]audit.Window {
 	for line := range strings.Lines(out) {
 		var w struct {
 			audit.Window
-			Held bool
+			Held bool `json:"held"`
 		}
 		if err := json.Unmarshal([]byte(line), &w); err != nil || !w.Held || code != 0 {
 			return nil
@@ -59,7 +60,9 @@ func TestAuditOfCharges(t *testing.T) {
 	}
 	f.nodes[0].eventually("what is refused is told now and then", func() bool {
 		w := replayed(files...)
-		return min(w["fixed"].Spent, w["sliding"].Spent, w["bucket"].Taken) >= clients*cost
+		decided := func(of string) ratelimit.Tokens { return w[of].Admitted + w[of].Refused }
+		return min(w["fixed"].Spent, w["sliding"].Spent, w["bucket"].Taken) >= clients*cost &&
+			min(decided("fixed"), decided("sliding"), decided("bucket")) >= clients*cost
 	})
 	for _, p := range f.nodes {
 		p.ends(syscall.SIGKILL)
@@ -78,6 +81,9 @@ func TestAuditOfCharges(t *testing.T) {
 		}
 		if inHand < 0 || inHand > limit/10 || spent != clients*cost || w.Beyond != w.Sum-limit {
 			t.Errorf("%s: %+v", of, w.Totals)
+		}
+		if w.Admitted+w.Refused != clients*cost || w.Admitted > limit || w.RefusedCharged != w.Refused {
+			t.Errorf("%s: of %d tokens, %+v", of, clients*cost, w.Decided)
 		}
 		if w.Debt != w.Beyond || w.Charged < w.Beyond || w.Beyond < clients*cost-limit || w.Over != 0 || w.Limit != limit || w.Holders < 3 {
 			t.Errorf("%s: %+v", of, w)

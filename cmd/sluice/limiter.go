@@ -40,7 +40,8 @@ type decider struct {
 	refused atomic.Uint64
 	pools   map[string]*metrics.Pool // connections, by the pool's name
 
-	shared    store.Store // of all limits; nil: there is none
+	shared    store.Store    // of all limits; nil: there is none
+	record    *record.Record // of audited rules; nil: there is none
 	overrides *overrides.Book
 }
 
@@ -59,6 +60,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		}
 	}
 	d.limiter = newByMode(d.limiter, d.ring, d.slots)
+	d.audit(clock)
 	d.override(limits, rules, clock, log)
 	return d, nil
 }
@@ -79,13 +81,16 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		}
 		return d, nil
 	}
-	events, err := record.To(c.AuditFile, log)
+	events, err := record.Open(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
+	d.record = events
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnAudit = events
+		if events != nil {
+			s.OnAudit = events.Answer
+		}
 		s.Nodes = func() int { return d.who.count() }
 		s.Peers = func() int { return d.who.peers(time.Now()) }
 		holders = append(holders, s.holder)

@@ -67,6 +67,9 @@ func TestExplain(t *testing.T) {
 				t.Errorf("%s, when all is spent:\n%s", key, got)
 			}
 		}
+		if got := s.explained("d", "five=x"); !strings.Contains(got, "x is over 5 per ") || !strings.Contains(got, ": 5 admitted, ") || !strings.Contains(got, "retries do not extend this.") {
+			t.Errorf("a customer hears\n%s", got)
+		}
 		_, port, _ := strings.Cut(s.debug, ":")
 		s.eventually("another node names the holder", func() bool {
 			return store == nil || strings.Contains(f.nodes[1].explained("d", "five=x"), ":"+port+", fence")

@@ -29,6 +29,11 @@ type Event struct {
 	Sum       tokens               `json:"sum"`
 	InHand    tokens               `json:"in_hand"` // of others; of a draw: unknown, -1
 	Cut       tokens               `json:"cut"`     // of a refund
+	// Of decisions: tokens of admitted requests, net of what was given back or charged later, and of refused ones, with
+	// the part that was charged all the same.
+	Admitted       tokens `json:"admitted,omitempty"`
+	Refused        tokens `json:"refused,omitempty"`
+	RefusedCharged tokens `json:"refused_charged,omitempty"`
 }
 
 // Kinds of events. The first three are of messages without an effect, or without an answer.
@@ -41,6 +46,8 @@ const (
 	WasGrant     = "grant"
 	WasDraw      = "draw"   // a grant without a claim, while there is plenty
 	WasReport    = "report" // unchanged totals, a refund, or a return
+	// WasDecided is of no message: a node's decisions on a key in a window, since it recorded some last.
+	WasDecided = "decided"
 )
 
 // NewEvent makes the event of a message and its answer.
@@ -66,6 +73,22 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e.Kind = e.kindOf(g)
 	return e
 }
+
+// NewDecided makes the event of a holder's decisions in a window, without any yet.
+func NewDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
+	e := Event{
+		Kind: WasDecided, Rule: r.Domain + "." + r.Path, Key: account, Holder: holder, Window: w,
+		Algorithm: r.Limit.Algorithm.String(), Limit: r.Limit.Capacity(),
+		Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
+	}
+	if w != 0 {
+		e.Ends = r.Limit.WindowEnd(w)
+	}
+	return e
+}
+
+// HolderName is a holder as events name it.
+func HolderName(h ratelimit.Holder) string { return account.HolderName(h) }
 
 // unsettled is the kind of a message without an effect; "": it has one.
 func unsettled(err error) string {

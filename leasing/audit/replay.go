@@ -13,40 +13,53 @@ type tokens = ratelimit.Tokens
 
 // Window is the summary of one account's events.
 type Window struct {
-	Rule, Key    string
-	Window       ratelimit.Window // 0: of a bucket
-	Begins, Ends time.Time        // Begins is the time of the first event; a bucket has no end
-	Limit, Bound tokens           // the highest ones
+	Rule   string           `json:"rule"`
+	Key    string           `json:"key"`
+	Window ratelimit.Window `json:"window"`        // 0: of a bucket
+	Begins time.Time        `json:"begins"`        // the time of the first event
+	Ends   time.Time        `json:"ends,omitzero"` // a bucket has no end
+	Limit  tokens           `json:"limit"`         // the highest one, like Bound
+	Bound  tokens           `json:"bound"`
+	Decided
 	Counts
 	Totals
 	holders map[string]*holder
 	vain    tokens // of all holders
 }
 
-// Counts count events, except Holders.
+// Decided are the tokens of the requests that nodes have decided.
+type Decided struct {
+	Admitted tokens `json:"admitted"` // net of what was given back or charged later
+	Refused  tokens `json:"refused"`
+	// RefusedCharged is the part of Refused that was charged all the same.
+	RefusedCharged tokens `json:"refused_charged"`
+}
+
+// Counts count messages, except Holders.
 type Counts struct {
-	Holders   int
-	Events    int
-	Refused   int // less was granted than needed
-	Unsettled int // messages that changed nothing: overtaken, failed, or late
+	Holders   int `json:"holders"`
+	Events    int `json:"messages"`
+	Short     int `json:"short"`     // less was granted than needed
+	Unsettled int `json:"unsettled"` // messages that changed nothing: overtaken, failed, or late
 }
 
 // Totals are tokens.
 type Totals struct {
-	Granted  tokens // sum of all grants, including tokens given back
-	Taken    tokens // final totals of all holders: an upper bound of admissions and charges
-	Spent    tokens // as reported by holders: a lower bound
-	Charged  tokens // late charges, and usage without a grant: beyond the holder's total
-	Refunded tokens
-	Returned tokens // given back
-	Sum      tokens // last sum of the ledger
+	Granted  tokens `json:"granted"` // sum of all grants, including tokens given back
+	Taken    tokens `json:"taken"`   // final totals of all holders: an upper bound of admissions and charges
+	Spent    tokens `json:"spent"`   // as reported by holders: a lower bound
+	Charged  tokens `json:"charged"` // late charges, and usage without a grant: beyond the holder's total
+	Refunded tokens `json:"refunded"`
+	Returned tokens `json:"returned"` // given back
+	Sum      tokens `json:"sum"`      // last sum of the ledger
 	// Beyond is the final excess over the limit, and Debt the part of it that was charged late.
-	Beyond, Debt tokens
+	Beyond tokens `json:"beyond"`
+	Debt   tokens `json:"debt"`
 	// Over is other over-admission, at any time.
-	Over tokens
+	Over tokens `json:"over_admitted"`
 	// Unrecorded is the part of a fixed window's last sum that no holder on record took. A file is missing, or a node
 	// crashed before it received a grant.
-	Unrecorded tokens
+	Unrecorded tokens `json:"unrecorded"`
 }
 
 // holder is the state of one.
@@ -78,7 +91,7 @@ func Replay(events []Event) []*Window {
 		}
 		w.add(e)
 	}
-	return slices.DeleteFunc(all, func(w *Window) bool { return w.Events == 0 })
+	return slices.DeleteFunc(all, func(w *Window) bool { return w.Events == 0 && w.Decided == (Decided{}) })
 }
 
 // inOrder sorts events in the order of their settlement. Fences are times of the ledger that always rise, while its
@@ -114,10 +127,16 @@ func (w *Window) add(e *Event) {
 		w.Unsettled++
 		return
 	}
-	w.Events++
-	if w.Events == 1 {
+	if w.Begins.IsZero() {
 		w.Begins = time.UnixMicro(int64(e.At)).UTC()
 	}
+	if e.Kind == WasDecided {
+		w.Admitted += e.Admitted
+		w.Refused += e.Refused
+		w.RefusedCharged += e.RefusedCharged
+		return
+	}
+	w.Events++
 	h := w.holders[e.Holder]
 	if h == nil {
 		h = &holder{}
@@ -147,7 +166,7 @@ func (w *Window) add(e *Event) {
 // claim adds a claim: the holder's totals, and then the grant.
 func (w *Window) claim(e *Event, h *holder) {
 	if e.Granted < e.Need {
-		w.Refused++
+		w.Short++
 	}
 	// The ledger had at least the holder's total, unless it has lost it.
 	charged := max(0, e.Spent-max(e.Taken, h.total))
@@ -160,7 +179,7 @@ func (w *Window) claim(e *Event, h *holder) {
 // lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant.
 func (w *Window) lease(e *Event) {
 	if e.Granted < e.Need {
-		w.Refused++
+		w.Short++
 	}
 	charged, refunded := max(0, e.Spent-max(0, e.Taken)), max(0, -e.Spent)
 	w.Taken += e.Granted + charged - refunded

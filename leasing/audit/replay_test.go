@@ -292,8 +292,8 @@ func TestReplayOfChargesAfterTheFact(t *testing.T) {
 	want := Totals{
 		Granted: 10_000, Taken: 250_000, Spent: 250_000, Charged: 240_000, Sum: 250_000, Beyond: 240_000, Debt: 240_000,
 	}
-	if w.Totals != want || !w.Held() || w.Refused != 48 {
-		t.Errorf("%+v, %d refused, want %+v", w.Totals, w.Refused, want)
+	if w.Totals != want || !w.Held() || w.Short != 48 {
+		t.Errorf("%+v, %d refused, want %+v", w.Totals, w.Short, want)
 	}
 }
 

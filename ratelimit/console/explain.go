@@ -37,9 +37,11 @@ type Explanation struct {
 	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
 	Holds *held                 `json:"held,omitempty"`
 	// Bounds has the rule's declared bounds, on max_nodes nodes.
-	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
-	Next       string            `json:"next"` // result of the next request
-	WholeAgain time.Duration     `json:"reset_ns,omitempty"`
+	Bounds *ratelimit.Bounds `json:"bounds,omitempty"`
+	Next   string            `json:"next"` // result of the next request
+	// Sentence is for a customer: the usage, and when the next request passes.
+	Sentence   string        `json:"sentence,omitempty"`
+	WholeAgain time.Duration `json:"reset_ns,omitempty"`
 	// Envoys hold leases of the key on streams to this node, the busiest first, at most a hundred.
 	// EnvoysInAll is their number. RLQS is their assignment if the rule's budget is not divided.
 	Envoys      []rlqs.Holder `json:"envoys,omitempty"`
@@ -164,6 +166,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		cost = e.Holds.Next
 	}
 	e.Next, e.WholeAgain = c.next(rule, &look, cost)
+	e.Sentence = e.sentence(rule, entries, time.Now())
 	return e
 }
 
@@ -212,7 +215,7 @@ func (c *console) next(
 	}
 	switch {
 	case v.Owner != "":
-		return "decided by its owner: ask " + v.Owner, 0
+		return "decided by its owner: ask the debug port of the node whose PEER_ADDR is " + v.Owner, 0
 	case here >= cost:
 		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets

@@ -34,7 +34,7 @@ func (*Command) Help() string {
   sluice audit --rule edge.login *.jsonl*   of one rule`
 }
 
-// Run prints the most that each window admitted, and fails if that exceeds the rule's declared bound.
+// Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound.
 func (c *Command) Run(s cli.Streams) error {
 	all, trimmed, err := c.read()
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *Command) print(s cli.Streams, windows []*audit.Window) (err error) {
 	for _, w := range windows {
 		err = errors.Join(err, s.JSONLine(struct {
 			*audit.Window
-			Held bool
+			Held bool `json:"held"`
 		}{w, w.Held()}))
 	}
 	return err
@@ -91,19 +91,21 @@ func (c *Command) print(s cli.Streams, windows []*audit.Window) (err error) {
 // printWindows prints the usage of each window, and the causes of usage beyond its limit.
 func printWindows(out io.Writer, windows []*audit.Window) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\tREFUSED\t")
+	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tADMITTED\tREFUSED\tREFUSED BUT CHARGED\tCHARGED AT MOST\t"+
+		"CHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\t")
 	var debt ratelimit.Tokens
 	for _, w := range windows {
-		ends, used, verdict := w.Ends.Format(time.RFC3339), fmt.Sprint(w.Taken), "held"
+		ends, charged, verdict := w.Ends.Format(time.RFC3339), fmt.Sprint(w.Taken), "held"
 		if w.Window == 0 {
-			ends, used = "(bucket)", used+" since "+w.Begins.Format(time.RFC3339)
+			ends, charged = "(bucket)", charged+" since "+w.Begins.Format(time.RFC3339)
 		}
 		if !w.Held() {
 			verdict = "BROKEN"
 		}
 		debt += w.Debt
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, used,
-			w.Beyond, w.Debt, w.Over, w.Bound, w.Unrecorded, w.Holders, w.Events, w.Refused, verdict)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit,
+			w.Admitted, w.Refused, w.RefusedCharged, charged, w.Debt, w.Over, w.Bound, w.Unrecorded, w.Holders, w.Events,
+			verdict)
 	}
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err

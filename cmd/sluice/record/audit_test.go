@@ -123,7 +123,7 @@ func TestAuditReadsOnAfterACutLine(t *testing.T) {
 		}
 	}
 	code, out, errs := clitest.Run(new(Command), []string{"--json", name})
-	if code != 0 || !strings.Contains(out, `"Holders":3`) || !strings.Contains(errs, name+":2 is not an event") {
+	if code != 0 || !strings.Contains(out, `"holders":3`) || !strings.Contains(errs, name+":2 is not an event") {
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
 }

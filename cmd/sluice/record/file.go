@@ -16,9 +16,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// To writes the answers to messages of audited rules to AUDIT_FILE, a line for each, before the node spends a grant;
-// nil: there is no file.
-func To(name string, log *slog.Logger) (func(*ratelimit.Rule, *account.Claim, *account.Grant), error) {
+// Record is AUDIT_FILE: a line for each event. It is safe for concurrent use.
+type Record struct {
+	file   *capped
+	failed func(error)
+}
+
+// Open opens the file; nil: there is none.
+func Open(name string, log *slog.Logger) (*Record, error) {
 	if name == "" {
 		return nil, nil
 	}
@@ -27,15 +32,23 @@ func To(name string, log *slog.Logger) (func(*ratelimit.Rule, *account.Claim, *a
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
 	}
 	failed := pace.Seldom(time.Minute, func(err error) { log.Error("AUDIT_FILE lacks events, or exceeds 64 MB", "error", err) })
-	return func(r *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
-		line, err := json.Marshal(audit.NewEvent(r, claim, g))
-		if err == nil {
-			_, err = f.Write(append(line, '\n'))
-		}
-		if err != nil {
-			failed(err)
-		}
-	}, nil
+	return &Record{f, failed}, nil
+}
+
+// Answer records the answer to a message of an audited rule, before the node spends a grant.
+func (r *Record) Answer(rule *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
+	e := audit.NewEvent(rule, claim, g)
+	r.write(&e)
+}
+
+func (r *Record) write(e *audit.Event) {
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = r.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		r.failed(err)
+	}
 }
 
 // auditBytes is how large an audit file gets before it is moved to NAME.1,

@@ -1,0 +1,152 @@
+package record
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Base decides, and is looked into.
+type Base interface {
+	ratelimit.Limiter
+	ratelimit.Inspector
+}
+
+// Decisions is a limiter that records what its base decides under audited rules: what was admitted, and what was
+// refused, for each key and window. It writes them once a second, and at the end. A crash loses up to a second of them.
+// It is safe for concurrent use.
+type Decisions struct {
+	Base
+	record *Record
+	holder string
+	// time divides windows of decisions that name none, as those of on_store_failure.
+	time func(ratelimit.Instant) ratelimit.LedgerTime
+
+	mu   sync.Mutex
+	open map[decided]*audit.Event // guarded by mu; not written yet
+}
+
+// decided is what an event is about.
+type decided struct {
+	rule   *ratelimit.Rule
+	key    string
+	window ratelimit.Window
+}
+
+const (
+	// writeEvery is the interval of writes, and mostOpen the number of keys and windows from which they are written at
+	// once.
+	writeEvery = time.Second
+	mostOpen   = 10_000
+)
+
+// NewDecisions makes one. holder is this process's name in the record.
+func NewDecisions(
+	base Base, r *Record, holder ratelimit.Holder, time func(ratelimit.Instant) ratelimit.LedgerTime,
+) *Decisions {
+	return &Decisions{
+		Base: base, record: r, holder: audit.HolderName(holder), time: time, open: map[decided]*audit.Event{},
+	}
+}
+
+// Run writes what is decided, until ctx is done.
+func (d *Decisions) Run(ctx context.Context) {
+	pace.Every(ctx, writeEvery, d.Write)
+	d.Write()
+}
+
+// Decide implements [ratelimit.Limiter].
+func (d *Decisions) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
+	d.Base.Decide(ctx, now, asks, verdicts)
+	for i := range asks {
+		if asks[i].Rule.Coordination.Audit {
+			d.count(now, &asks[i], &verdicts[i], once)
+		}
+	}
+}
+
+// Undo implements [ratelimit.Limiter]. Requests that are taken back were refused by another limit.
+func (d *Decisions) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	d.Base.Undo(now, asks, verdicts)
+	for i := range asks {
+		if asks[i].Rule.Coordination.Audit && asks[i].Kind == ratelimit.Spend {
+			d.count(now, &asks[i], &verdicts[i], takenBack)
+		}
+	}
+}
+
+// times is how often a decision counts.
+type times int64
+
+const once, takenBack times = 1, -1
+
+// count adds a decision to the event of its key and window, or takes it back.
+func (d *Decisions) count(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, n times) {
+	if a.Kind == ratelimit.Peek || a.OfSlot() {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e := d.event(now, a, v)
+	cost := a.Cost * ratelimit.Tokens(n)
+	switch {
+	case a.Kind == ratelimit.Refund, a.Kind == ratelimit.Release:
+		e.Admitted -= cost
+	case !v.OverLimit || a.Rule.Shadow:
+		e.Admitted += cost
+		if n == takenBack {
+			e.Refused += a.Cost
+		}
+	default:
+		if n == once {
+			e.Refused += cost
+		}
+		e.RefusedCharged += (v.Charged + v.Debt) * ratelimit.Tokens(n)
+	}
+	if len(d.open) >= mostOpen {
+		d.write()
+	}
+}
+
+// event is the open event of a decision. The caller holds mu.
+func (d *Decisions) event(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) *audit.Event {
+	of := decided{rule: a.Rule, window: v.Window}
+	limit := &a.Rule.Limit
+	switch {
+	case limit.Algorithm == ratelimit.TokenBucket:
+		of.window = 0
+	case of.window == 0 && v.Booked != 0:
+		of.window = v.Booked
+	case of.window == 0:
+		of.window = limit.WindowAt(d.time(now))
+	}
+	of.key = string(a.Key)
+	e := d.open[of]
+	if e == nil {
+		made := audit.NewDecided(a.Rule, ratelimit.KeyName(a.Key), d.holder, of.window)
+		e = &made
+		d.open[of] = e
+	}
+	e.At = d.time(now)
+	return e
+}
+
+// Write writes the open events.
+func (d *Decisions) Write() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.write()
+}
+
+func (d *Decisions) write() {
+	for _, e := range d.open {
+		d.record.write(e)
+	}
+	clear(d.open)
+}
