@@ -47,8 +47,14 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		c.decideAlone(now, a, k, v)
 	}
 	if k != nil {
+		if a.Kind == ratelimit.Spend && v.OverLimit {
+			k.Refused(now, a.Cost)
+		}
 		if a.Kind == ratelimit.Spend && v.Charged > 0 {
-			k.Admitted(v.Charged)
+			k.Admitted(now, v.Charged)
+			if c := a.Rule.Counters; c != nil {
+				c.Alone.See(k.Unasked)
+			}
 		}
 		v.Booked = k.account(&a.Rule.Limit)
 		w.countUnder(*k)

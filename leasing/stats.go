@@ -92,11 +92,7 @@ type gauges struct {
 	on        bool // keys visited now count
 	sums      map[*ratelimit.RuleCounters]gauge
 	published map[*ratelimit.RuleCounters]gauge
-	rounds    int
 }
-
-// worstRounds is the number of rounds of sweeps, up to twice as many, for which the worst key stays visible.
-const worstRounds = 15
 
 type gauge struct{ leased, drifting tokens }
 
@@ -117,15 +113,8 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 
 // publish copies the sums to the counters, and begins again.
 func (g *gauges) publish() {
-	g.rounds = (g.rounds + 1) % worstRounds
 	for c, before := range g.published {
-		is, has := g.sums[c]
-		if g.rounds == 0 || !has {
-			c.Worst.Turn()
-		}
-		if !has { // the rule has no more keys
-			c.Worst.Turn()
-		}
+		is := g.sums[c] // none, if the rule has no more keys
 		c.Leased.Add(int64(is.leased - before.leased))
 		c.Drifting.Add(int64(is.drifting - before.drifting))
 	}

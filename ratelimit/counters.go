@@ -1,6 +1,9 @@
 package ratelimit
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // RuleCounters are a rule's statistics since the process started, in hits.
 // The zero value is ready; all fields may be used concurrently. They are
@@ -32,8 +35,10 @@ type RuleCounters struct {
 	// and keys and windows that would be within the bound without them.
 	OverByPolicy   atomic.Uint64
 	BeyondByPolicy atomic.Uint64
-	Worst          Peak          // tokens that one key went beyond its limit in a window, by this node's drift
-	ShareUsedUp    atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
+	// The most tokens of one key in a window: of its limit, by decisions here (Used), and beyond it, by this node's drift
+	// (Worst) and by on_store_failure at this node (Alone).
+	Used, Worst, Alone Peak
+	ShareUsedUp        atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
 	// Unrefunded is the number of answers with debt since this node has last seen a refund. It is no metric: nodes
 	// book charges of refused requests by it.
 	Unrefunded atomic.Uint64
@@ -45,21 +50,45 @@ type RuleCounters struct {
 	_      [64]byte
 }
 
-// Peak is the largest value since the last call of Turn but one. The zero Peak has no values. It is safe for
-// concurrent use, except Turn, which one goroutine calls.
-type Peak struct{ now, before atomic.Int64 }
+// Peak is the largest value since the last call of turn but one, and ever. The zero Peak has no values. It is safe for
+// concurrent use, except turn, which one goroutine calls.
+type Peak struct{ now, before, ever atomic.Int64 }
 
 // See takes in a value. It does not block.
-func (p *Peak) See(v Tokens) {
-	for was := p.now.Load(); int64(v) > was && !p.now.CompareAndSwap(was, int64(v)); {
-		was = p.now.Load()
+func (p *Peak) See(v Tokens) { raise(&p.now, int64(v)) }
+
+func raise(p *atomic.Int64, v int64) {
+	for was := p.Load(); v > was && !p.CompareAndSwap(was, v); {
+		was = p.Load()
 	}
 }
 
-// Turn starts anew, and keeps the values since its last call.
-func (p *Peak) Turn() { p.before.Store(p.now.Swap(0)) }
+// turn starts anew, and keeps the values since its last call.
+func (p *Peak) turn() {
+	p.ever.Store(int64(p.Ever()))
+	p.before.Store(p.now.Swap(0))
+}
 
-// Lately is the largest value, 0 if there was none.
+// add takes in the values of another peak.
+func (p *Peak) add(o *Peak) {
+	p.See(o.Lately())
+	raise(&p.ever, int64(o.Ever()))
+}
+
+// Ever is the largest value, 0 if there was none.
+func (p *Peak) Ever() Tokens { return Tokens(max(p.now.Load(), p.before.Load(), p.ever.Load())) }
+
+// TurnEvery is the interval of Turn.
+const TurnEvery = 15 * time.Second
+
+// Turn has peaks lose what is older than TurnEvery. It does not block. One goroutine calls it.
+func (c *RuleCounters) Turn() {
+	for _, p := range []*Peak{&c.Used, &c.Worst, &c.Alone} {
+		p.turn()
+	}
+}
+
+// Lately is the largest value of late, 0 if there was none.
 func (p *Peak) Lately() Tokens { return Tokens(max(p.now.Load(), p.before.Load())) }
 
 // Add adds the counts of another rule, without its names. It does not block.
@@ -76,7 +105,9 @@ func (c *RuleCounters) Add(o *RuleCounters) {
 	}
 	c.Drifting.Add(o.Drifting.Load())
 	c.Leased.Add(o.Leased.Load())
-	c.Worst.See(o.Worst.Lately())
+	c.Used.add(&o.Used)
+	c.Worst.add(&o.Worst)
+	c.Alone.add(&o.Alone)
 	if h := o.Held(); h != nil {
 		c.Holds().add(h)
 	}
@@ -127,7 +158,11 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool)
 			c.ShadowRest.Add(uint64(v.Charged))
 		}
 	}
-	if used := v.InForce(ask.Rule).Capacity() - v.Remaining; used > nearLimit {
+	used := v.InForce(ask.Rule).Capacity() - v.Remaining
+	if v.Source != FromFallback && v.Limit == nil {
+		c.Used.See(used)
+	}
+	if used > nearLimit {
 		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))
 	}
 }

@@ -36,14 +36,15 @@ const (
 	oweAgain = 500 * time.Millisecond
 )
 
-// add adds tokens of a key's window. It reports false if there is no room, or a later window has arrears.
-func (o *arrears) add(a *ask, w ratelimit.Window, n ratelimit.Tokens) bool {
+// add adds tokens of a key's window, and returns their sum. ok is false if there is no room, or a later window has
+// arrears.
+func (o *arrears) add(a *ask, w ratelimit.Window, n ratelimit.Tokens) (sum ratelimit.Tokens, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	x := o.keys[string(a.Key)]
 	switch {
 	case x == nil && len(o.keys) >= mostOwed, x != nil && x.window > w:
-		return false
+		return 0, false
 	case x == nil || x.window < w:
 		if o.keys == nil { // most nodes have none at most times
 			o.keys = map[string]*owed{}
@@ -53,7 +54,7 @@ func (o *arrears) add(a *ask, w ratelimit.Window, n ratelimit.Tokens) bool {
 	}
 	x.rule = a.Rule
 	x.tokens = max(-mostBooked, min(x.tokens+n, mostBooked))
-	return true
+	return x.tokens, true
 }
 
 // mostBooked bounds the arrears of a key, like the usage of an account.
@@ -120,9 +121,14 @@ func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		w = 0
 	}
-	if c.arrears.add(a, w, n) {
-		c.hands.wake()
+	sum, ok := c.arrears.add(a, w, n)
+	if !ok {
+		return
 	}
+	if of := a.Rule.Counters; of != nil && a.Kind == ratelimit.Spend {
+		of.Alone.See(sum)
+	}
+	c.hands.wake()
 }
 
 // book sends the due bookings to their owners. It returns when others are due; 0: there are none.

@@ -125,8 +125,8 @@ var planted = []struct {
 	}},
 	{34, plant.Bug{
 		Name: "what a node admitted alone is not told", File: "leasing/failure.go",
-		Right: "k.Admitted(v.Charged)",
-		Wrong: "k.Admitted(0)",
+		Right: "k.Admitted(now, v.Charged)",
+		Wrong: "k.Admitted(now, 0)",
 	}},
 	{14, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",

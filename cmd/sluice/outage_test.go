@@ -250,3 +250,54 @@ func TestSlowStoreIsNamed(t *testing.T) {
 	proxy.Delay(0)
 	n.eventually("a store that is fast again is no problem", func() bool { return !strings.Contains(state(), "store-slow") })
 }
+
+// In an outage, each node shows what its policy admits of the worst key, and what is declared. It names the busiest
+// keys. What all nodes show together is no less than what was admitted.
+func TestOutageShowsItsHighestWindow(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rules := "domain: d\ndescriptors: [{key: local, coordination: {on_store_failure: local, max_nodes: 3}, rate_limit: {unit: day, requests_per_unit: 90}}]\n"
+	f := newFleet(t, 3, setup{rules: rules, store: server})
+	admitted := 0
+	asks := func(n int) {
+		for i := range n {
+			if f.nodes[i%3].post("local", "x") == http.StatusOK {
+				admitted++
+			}
+		}
+	}
+	asks(60)
+	server.Signal(syscall.SIGSTOP)
+	asks(400)
+	type shown struct {
+		Rules []struct {
+			Highest  int `json:"highest_window"`
+			Declared int `json:"declared_in_outage"`
+		}
+		Hottest []struct{ Account string }
+	}
+	used, alone := 0, 0
+	for _, n := range f.nodes {
+		_, text := n.get(n.debug + "/console/state")
+		var s shown
+		if err := json.Unmarshal([]byte(text), &s); err != nil || len(s.Rules) != 1 || len(s.Hottest) != 1 {
+			t.Fatalf("%v: %s", err, text)
+		}
+		if r := s.Rules[0]; r.Highest > r.Declared || r.Highest < 60 || !strings.Contains(s.Hottest[0].Account, "local=x") {
+			t.Errorf("%+v", s)
+		}
+		_, metrics := n.get(n.debug + "/metrics")
+		value := func(name string) (v int) {
+			_, rest, _ := strings.Cut(metrics, "\n"+name+"{")
+			_, rest, _ = strings.Cut(rest, "} ")
+			if _, err := fmt.Sscan(rest, &v); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			return v
+		}
+		used, alone = max(used, value("sluice_window_used_tokens")), alone+value("sluice_worst_key_by_policy_tokens")
+	}
+	if used+alone < admitted || admitted <= 90 || alone == 0 {
+		t.Errorf("%d of 90 were admitted; %d are shown as used, and %d as admitted by policy", admitted, used, alone)
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/routing"
@@ -117,6 +118,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
 	go pace.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
+	go pace.Every(background, ratelimit.TurnEvery, p.shown.Turn)
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }

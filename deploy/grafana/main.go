@@ -19,6 +19,39 @@ type panel struct {
 
 type query struct{ expr, legend string }
 
+// step is the least value of a color.
+type step struct {
+	from  float64
+	color string
+}
+
+// look is how a panel shows values that are right or wrong: below all steps they are green.
+type look struct {
+	bars  bool
+	steps []step
+}
+
+// looks are those of panels, by title.
+var looks = map[string]look{
+	"Nodes": {steps: []step{{-1, "red"}, {1, "green"}}},
+	"Rules beyond their bound, in the last hour":              {steps: []step{{0.5, "red"}}},
+	"Highest window of one key, % of its limit":               {true, []step{{100.5, "orange"}}},
+	"Highest window of one key, % of its declared worst case": {true, []step{{100.5, "red"}}},
+	"Over-admission of the worst key, % of its allowance":     {steps: []step{{80, "orange"}, {100.5, "red"}}},
+	"Breaker":         {steps: []step{{0.5, "red"}}},
+	"Different rings": {steps: []step{{1.5, "red"}}},
+	"Room for keys":   {steps: []step{{0.8, "orange"}, {0.95, "red"}}},
+}
+
+// colors are the thresholds of a panel.
+func (l look) colors() object {
+	steps := []object{{"color": "green", "value": nil}}
+	for _, s := range l.steps {
+		steps = append(steps, object{"color": s.color, "value": s.from})
+	}
+	return object{"mode": "absolute", "steps": steps}
+}
+
 type dashboard struct {
 	uid, title string
 	panels     []panel
@@ -170,10 +203,21 @@ func (d *dashboard) json() ([]byte, error) {
 		if p.stat {
 			kind = "stat"
 		}
+		defaults := object{"unit": p.unit, "custom": object{"fillOpacity": 8, "showPoints": "never"}}
+		if l, ok := looks[p.title]; ok {
+			defaults["thresholds"] = l.colors()
+			if kind == "timeseries" {
+				defaults["custom"] = object{"fillOpacity": 8, "showPoints": "never", "thresholdsStyle": object{"mode": "line"}}
+			}
+			if l.bars {
+				kind = "bargauge"
+				defaults["min"] = 0
+			}
+		}
 		panels = append(panels, object{
 			"id": i + 1, "title": p.title, "description": p.about, "type": kind, "datasource": source, "targets": targets,
 			"gridPos":     object{"x": x, "y": y, "w": width, "h": 8},
-			"fieldConfig": object{"defaults": object{"unit": p.unit, "custom": object{"fillOpacity": 8, "showPoints": "never"}}, "overrides": []object{}},
+			"fieldConfig": object{"defaults": defaults, "overrides": []object{}},
 			"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi"}},
 		})
 		x += width

@@ -81,7 +81,7 @@ function limitsCard(s) {
   const r = worst(s.rules || []), fleet = Math.max(0, ...(s.nodes || []).map((n) => (n.rates && n.rates.worst_percent) || 0));
   const others = fleet > 0 ? '; worst node of the fleet: ' + number(Math.round(fleet)) + ' % of its allowance' : '';
   if (r && r.worst_key_over > r.drift_share) return [r.worst_key_over + ' of ' + r.drift_share + ' allowed', 'A bound is broken: ' + ruleName(r), 'bad'];
-  if (s.recent.alone > 0) return ['By policy', 'on_store_failure decides a part of the requests now', 'warn'];
+  if (s.recent.alone > 0.01 * (s.recent.passed + s.recent.refused)) return ['By policy', 'on_store_failure decides a part of the requests now', 'warn'];
   if (r && r.worst_key_over > 0) return [r.worst_key_over + ' of ' + r.drift_share + ' allowed', 'over the limit: worst key of ' + ruleName(r) + ', at this node' + others, ''];
   return ['Limits held', 'no key went over its limit in the last 30 s, at this node' + others, 'good'];
 }
@@ -118,6 +118,17 @@ function showCards(s) {
 // seldom is a figure that is 0 as a rule: cards leave it out then.
 const seldom = (n, kind) => [number(n), 'n ' + (n > 0 ? kind || '' : 'seldom')];
 
+// highest is the most that one key got in a window, beside its limit and the declared worst case, as a bar.
+function highest(r, outage) {
+  if (r.limit === 'unlimited') return ['–', 'n'];
+  const worst = outage && r.declared_in_outage > 0 ? r.declared_in_outage : r.limit_tokens + r.declared;
+  const over = r.highest_window > r.limit_tokens, meter = document.createElement('meter');
+  Object.assign(meter, { min: 0, max: Math.max(worst, r.highest_window, 1), low: r.limit_tokens, high: worst, optimum: 0, value: r.highest_window });
+  const cell = make('span', number(r.highest_window) + ' of ' + number(r.limit_tokens) + (worst > r.limit_tokens || over ? ', declared ' + (outage ? 'in this outage ' : '') + number(worst) : '') + ' ');
+  cell.append(meter);
+  return [cell, 'n ' + (r.windows_beyond_bound > 0 ? 'bad' : over ? 'warn' : '')];
+}
+
 let before = null;
 function showRules(s) {
   const seconds = before ? (new Date(s.now) - new Date(before.now)) / 1000 : 0;
@@ -126,9 +137,8 @@ function showRules(s) {
   const id = (r) => [r.domain, r.rule, r.mode].join('\n');
   rows('rules', sorted, id, (r) => {
     const o = old.get(id(r)), rate = (now, then) => o && seconds > 0 ? number(Math.max(0, now - then) / seconds) : '–';
-    const over = r.limit === 'unlimited' ? '–' : r.drift_share > 0 ? r.worst_key_over + ' of ' + number(r.drift_share) : '0';
     return [[
-      [ruleName(r)], [r.mode], [r.limit], [over, 'n ' + (r.windows_beyond_bound > 0 ? 'bad' : '')],
+      [ruleName(r)], [r.mode], [r.limit], highest(r, s.store.breaker_open),
       [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'],
       [sources(r), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];

@@ -20,6 +20,7 @@ type ruleRow struct {
 	rule                        *ratelimit.Rule // nil, of hits
 	sum                         ratelimit.RuleCounters
 	declared, share, driftLimit ratelimit.Tokens
+	outage                      ratelimit.Amount // of all nodes, in a window with the edge of an outage
 }
 
 // metric is one of rules; has chooses those that it is about.
@@ -69,7 +70,9 @@ func (c Collector) rows() (rules []ruleRow) {
 			}
 		}
 		rules[i].declare(r)
-		rules[i].declared = max(rules[i].declared, c.Declare(r).Over.Tokens)
+		b := c.Declare(r)
+		rules[i].declared = max(rules[i].declared, b.Over.Tokens)
+		rules[i].outage = b.OnOutage.Edges
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
@@ -107,7 +110,10 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 func limited(r *ruleRow) bool { return !r.rule.Unlimited }
 func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
 func every(*ruleRow) bool     { return true }
-func holds(r *ruleRow) bool   { return r.sum.Held() != nil }
+
+// boundedOutage is of rules that declare a number of tokens for an outage.
+func boundedOutage(r *ruleRow) bool { return limited(r) && r.outage.Demand == 0 && r.outage.Tokens > 0 }
+func holds(r *ruleRow) bool         { return r.sum.Held() != nil }
 
 type (
 	counters     = ratelimit.RuleCounters
@@ -183,6 +189,21 @@ var ruleMetrics = []metric{
 	{
 		"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, all keys.",
 		limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() },
+	},
+	{
+		"sluice_window_used_tokens", "gauge", "Tokens of its limit that the most used key used in a window of the " +
+			"last 30 s.",
+		limited, func(r *ruleRow) int64 { return int64(r.sum.Used.Lately()) },
+	},
+	{
+		"sluice_worst_key_by_policy_tokens", "gauge", "Tokens of one key that on_store_failure admitted at this node " +
+			"in a window of the last 30 s, at most.",
+		limited, func(r *ruleRow) int64 { return int64(r.sum.Alone.Lately()) },
+	},
+	{
+		"sluice_declared_outage_tokens", "gauge", "Declared tokens of one key that all nodes admit in a window in " +
+			"which an outage begins or ends, the limit included; without all demand (open).",
+		boundedOutage, func(r *ruleRow) int64 { return int64(r.outage.Tokens) },
 	},
 	{
 		"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a window of the last " +

@@ -95,11 +95,24 @@ type RuleState struct {
 	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
 	// Worst is the over-admission of the worst key by this node's drift, in a window of the last 30 s, at most Share.
-	Worst    ratelimit.Tokens  `json:"worst_key_over"`
+	Worst ratelimit.Tokens `json:"worst_key_over"`
+	// Highest is the most that one key admitted in a window since the start, by this node's knowledge: of its limit,
+	// and beyond by drift and on_store_failure here. Outage is the declared maximum of all nodes in a window with an
+	// outage; 0: it is not a number of tokens.
+	Highest  ratelimit.Tokens  `json:"highest_window"`
+	Outage   ratelimit.Tokens  `json:"declared_in_outage"`
 	Share    ratelimit.Tokens  `json:"drift_share"`
 	Drifting int64             `json:"drifting"`
 	Leased   int64             `json:"leased"`
 	Sources  map[string]uint64 `json:"sources"`
+}
+
+// Turn has the peaks of all rules lose what is older than [ratelimit.TurnEvery].
+func (c Collector) Turn() {
+	for _, r := range c.Store.Rules().All() {
+		r.Counters.Turn()
+		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { c.Turn() })
+	}
 }
 
 // State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions.
@@ -199,6 +212,10 @@ func (w *ruleRow) state() RuleState {
 	}
 	if !w.rule.Unlimited {
 		v.Limit, v.Tokens = w.rule.Limit.String(), w.rule.Limit.Capacity()
+		v.Highest = min(v.Tokens, w.sum.Used.Ever()) + w.sum.Worst.Ever() + w.sum.Alone.Ever()
+	}
+	if boundedOutage(w) {
+		v.Outage = w.outage.Tokens
 	}
 	v.Decisions = w.sum.Requests()
 	return v

@@ -63,7 +63,7 @@ func (e Entry) spendDue(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) boo
 func (e Entry) TakePart(now instant, a *ratelimit.Ask, part tokens, v *ratelimit.Verdict) {
 	*v = ratelimit.Verdict{OverLimit: max(1, a.Cost) > part-e.Drift(), Source: ratelimit.FromClaim}
 	if a.Kind == ratelimit.Spend && !v.OverLimit {
-		e.Admitted(a.Cost)
+		e.Admitted(now, a.Cost)
 		v.Charged = a.Cost
 	}
 	e.report(now, a, v)
@@ -273,7 +273,15 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 }
 
 // Admitted books an admission by on_store_failure, in the current window as far as it is certain.
-func (e Entry) Admitted(n tokens) { e.charge(n, &e.Unasked) }
+func (e Entry) Admitted(now instant, n tokens) {
+	e.charge(n, &e.Unasked)
+	e.Demand.Used, e.Demand.LastUse = ratelimit.AddTokens(e.Demand.Used, n), now
+}
+
+// Refused counts demand that on_store_failure refused.
+func (u *Use) Refused(now instant, n tokens) {
+	u.Demand.Refused, u.Demand.LastUse = ratelimit.AddTokens(u.Demand.Refused, n), now
+}
 
 // Overdue is the result of a request at its deadline.
 type Overdue uint8
