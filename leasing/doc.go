@@ -7,7 +7,7 @@
 // credits the key at any node. The package does not promise that every token gets used: tokens of a silent node stay
 // charged until the window ends.
 //
-// A program that limits its own calls needs only [New], [NewRule], [Rule.Key] and [Limiter.Take]; see the examples.
+// A program that limits its own calls needs only package leasing/limit.
 //
 // docs/protocol.md specifies the protocol. Its two sides are packages of their own, which are pure: time and messages
 // are arguments, and there is no goroutine, no clock and no lock.
@@ -22,7 +22,6 @@
 //     [Stepped] is a Fleet without goroutines, for simulations.
 //   - [Local] is a node that decides alone, or that owns keys (mode routing without a store). A key is a counter, and
 //     nothing ever waits.
-//   - [Limiter] is a Fleet or a Local, for programs that limit their own calls.
 //
 // A request of a Fleet:
 //

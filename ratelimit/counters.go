@@ -35,8 +35,8 @@ type RuleCounters struct {
 	// and keys and windows that would be within the bound without them.
 	OverByPolicy   atomic.Uint64
 	BeyondByPolicy atomic.Uint64
-	// The most tokens of one key in a window: of its limit, by decisions here (Used), and beyond it, by this node's drift
-	// (Worst) and by on_store_failure at this node (Alone).
+	// The most tokens of one key in a window. Used is of its limit, by decisions here. Worst is beyond it by this
+	// node's drift, and Alone by on_store_failure at this node.
 	Used, Worst, Alone Peak
 	ShareUsedUp        atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
 	// Unrefunded is the number of answers with debt since this node has last seen a refund. It is no metric: nodes

@@ -53,7 +53,7 @@ func TestImportsPointDownwards(t *testing.T) {
 // behindTheDoor lists the users of a store's client library: the door itself, the ledgers behind it, and the library's
 // own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use it too.
 var behindTheDoor = []string{
-	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/embed.go", "leasing/redistest/",
+	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/limit/", "leasing/redistest/",
 	"bench/process/", "bench/baseline/", "bench/files/",
 }
 

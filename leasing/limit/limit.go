@@ -1,4 +1,17 @@
-package leasing
+// Package limit limits calls inside a Go program: alone, or together with all programs that use the same Redis. It is
+// mode leasing of Sluice without a server.
+//
+//	limiter, err := limit.New(ctx, limit.Options{Redis: client})
+//	logins, err := limit.NewRule("login", ratelimit.Limit{Requests: 5, Unit: ratelimit.Minute})
+//	d, err := limiter.Take(ctx, logins.Key("alice"), 1)
+//	if !d.Allowed {
+//		w.Header().Set("Retry-After", strconv.Itoa(int(d.RetryAfter().Seconds()) + 1))
+//	}
+//
+// Guarantee: all programs together admit at most the limit of a key in a window, while Redis keeps its data.
+// Admissions by a rule's on_store_failure, while Redis does not answer, are on top of that; by default a tenth of the
+// limit in each program.
+package limit
 
 import (
 	"context"
@@ -11,22 +24,16 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Limiter limits calls inside a Go program: alone, or together with all programs that use the same Redis. It is the
-// entry to this package for programs that are not servers.
-//
-// Guarantee: all programs together admit at most the limit of a key in a window, while Redis keeps its data.
-// Admissions by a rule's on_store_failure, while Redis does not answer, are on top of that; by default a tenth of the
-// limit in each program.
-//
-// It is safe for concurrent use. Close it to give back its leases.
+// Limiter takes tokens. It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
 	clock  ratelimit.Clock
-	local  *Local // without Redis
-	fleet  *Fleet // with Redis
+	local  *leasing.Local // without Redis
+	fleet  *leasing.Fleet // with Redis
 	calls  sync.Pool
 	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
 	stop   func()
@@ -53,57 +60,62 @@ const (
 	mostMaxKeys    = 100_000_000
 )
 
-// New makes a limiter. It does not wait for Redis.
-func New(o Options) (*Limiter, error) {
+// startMost is the longest that New waits for Redis.
+const startMost = 2 * time.Second
+
+// New makes a limiter. With Redis, it blocks until Redis has answered and has the totals of all programs. That takes
+// some milliseconds, and 750 ms if Redis is empty, because it may have lost them. After two seconds, or when ctx is
+// done, it returns all the same, and OnStoreFailure decides until Redis answers. The error is about the options.
+func New(ctx context.Context, o Options) (*Limiter, error) {
 	if o.MaxKeys == 0 {
 		o.MaxKeys = defaultMaxKeys
 	}
 	if o.MaxKeys < 0 || o.MaxKeys > mostMaxKeys {
-		return nil, fmt.Errorf("leasing: MaxKeys is %d, must be between 1 and %d, or 0 for %d", o.MaxKeys, mostMaxKeys,
+		return nil, fmt.Errorf("limit: MaxKeys is %d, must be between 1 and %d, or 0 for %d", o.MaxKeys, mostMaxKeys,
 			defaultMaxKeys)
 	}
 	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
 	l.calls.New = func() any { return new(question) }
 	// Without Redis, there is nothing to run, and Close has nothing to wait for.
 	if o.Redis == nil {
-		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
+		l.local = leasing.NewLocal(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
 		return l, nil
 	}
 	ledger, err := account.NewRedis(o.Redis, o.Prefix)
 	if err != nil {
-		return nil, fmt.Errorf("leasing: %w", err)
+		return nil, fmt.Errorf("limit: %w", err)
 	}
-	l.fleet = NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
+	l.fleet = leasing.NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
 	if o.OnFailure != nil {
 		l.fleet.OnFailure = o.OnFailure
 	}
-	var ctx context.Context
-	ctx, l.stop = context.WithCancel(context.Background())
+	running, stop := context.WithCancel(context.Background())
+	l.stop = stop
 	go func() {
 		defer close(l.ended)
-		l.fleet.Run(ctx)
+		l.fleet.Run(running)
 	}()
+	l.ready(ctx)
 	return l, nil
 }
 
-// Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: a
-// program claims nothing for 750 ms after it has found an empty Redis, which may have lost the data of others.
-// It returns ctx's error.
-func (l *Limiter) Ready(ctx context.Context) error {
+// ready waits until Redis decides, for a time.
+func (l *Limiter) ready(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, startMost)
+	defer cancel()
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()
-	for l.fleet != nil && !l.fleet.Ready() {
+	l.fleet.Greet()
+	for !l.fleet.Ready() && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-tick.C:
 		}
 	}
-	return nil
 }
 
-// readyEvery is the interval of Ready's checks.
+// readyEvery is the interval of its looks.
 const readyEvery = 10 * time.Millisecond
 
 // Close gives back unspent tokens, so that others need not wait for their end. It blocks for some milliseconds, or
@@ -173,7 +185,7 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 		check(true, "%v", err)
 	}
 	if len(problems) > 0 {
-		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
+		return nil, fmt.Errorf("limit: rule %q: %s", name, strings.Join(problems, "; "))
 	}
 	return &Rule{rule: r, prefix: ratelimit.AppendPrefix(nil, name, r.Limit)}, nil
 }
@@ -202,6 +214,15 @@ type Decision struct {
 	WithoutRedis bool
 }
 
+// RetryAfter is the time until a refused call can pass, 0 if it was allowed. In a sliding window and a token bucket it
+// is an estimate: others may take the tokens first.
+func (d Decision) RetryAfter() time.Duration {
+	if d.Allowed {
+		return 0
+	}
+	return d.Reset
+}
+
 // question has the values of one decision, reused to avoid allocations.
 type question struct {
 	asks     [1]ratelimit.Ask
@@ -228,8 +249,8 @@ func (l *Limiter) Refund(ctx context.Context, k Key, n int64) (Decision, error) 
 
 // Errors about the arguments.
 var (
-	ErrNoRule = errors.New("leasing: the key has no rule: create it with Rule.Key")
-	ErrCost   = errors.New("leasing: the number of tokens must be at least 1")
+	ErrNoRule = errors.New("limit: the key has no rule: create it with Rule.Key")
+	ErrCost   = errors.New("limit: the number of tokens must be at least 1")
 )
 
 func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) (Decision, error) {
@@ -259,8 +280,9 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 }
 
 // sync aligns the windows of a lone limiter with the wall clock.
-func (l *Limiter) sync(now instant) {
-	if last := l.synced.Load(); now.Sub(instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {
+func (l *Limiter) sync(now ratelimit.Instant) {
+	last := l.synced.Load()
+	if now.Sub(ratelimit.Instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {
 		l.local.SyncClock(now, time.Now())
 	}
 }

@@ -1,4 +1,4 @@
-package leasing_test
+package limit_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/limit"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
@@ -20,12 +20,12 @@ import (
 
 // A program that limits by itself.
 func ExampleNew() {
-	limiter, err := leasing.New(leasing.Options{})
+	limiter, err := limit.New(context.Background(), limit.Options{})
 	if err != nil {
 		panic(err)
 	}
 	defer limiter.Close()
-	logins, err := leasing.NewRule("login", ratelimit.Limit{Requests: 2, Unit: ratelimit.Year})
+	logins, err := limit.NewRule("login", ratelimit.Limit{Requests: 2, Unit: ratelimit.Year})
 	if err != nil {
 		panic(err)
 	}
@@ -43,37 +43,34 @@ func ExampleNew() {
 func ExampleOptions() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true, MaxRetries: -1})
 	defer func() { _ = client.Close() }()
-	limiter, err := leasing.New(leasing.Options{Redis: client, MaxKeys: 1_000_000})
+	limiter, err := limit.New(context.Background(), limit.Options{Redis: client, MaxKeys: 1_000_000})
 	if err != nil {
 		panic(err)
 	}
 	defer limiter.Close()
-	if err := limiter.Ready(context.Background()); err != nil {
-		panic(err)
-	}
 	sharing := ratelimit.DefaultCoordination()
 	sharing.OnStoreFailure = ratelimit.FailClosed // rather refuse than guess while Redis is away
-	exports, err := leasing.NewRule("export", ratelimit.Limit{Requests: 100, Unit: ratelimit.Hour}, sharing)
+	exports, err := limit.NewRule("export", ratelimit.Limit{Requests: 100, Unit: ratelimit.Hour}, sharing)
 	if err != nil {
 		panic(err)
 	}
 	if d, _ := limiter.Take(context.Background(), exports.Key("tenant-7"), 10); !d.Allowed {
-		fmt.Println("try again in", d.Reset)
+		fmt.Println("try again in", d.RetryAfter())
 	}
 }
 
 func ExampleNewRule() {
-	_, err := leasing.NewRule("", ratelimit.Limit{Requests: -1, Unit: ratelimit.Minute, Burst: 3})
+	_, err := limit.NewRule("", ratelimit.Limit{Requests: -1, Unit: ratelimit.Minute, Burst: 3})
 	fmt.Println(err)
 	// Output:
-	// leasing: rule "": it has no name; Requests is -1, must be between 0 and 1000000000000; Burst is 3, and only a TokenBucket has one
+	// limit: rule "": it has no name; Requests is -1, must be between 0 and 1000000000000; Burst is 3, and only a TokenBucket has one
 }
 
-func testRuleOf(t testing.TB, l ratelimit.Limit) *leasing.Rule {
+func testRuleOf(t testing.TB, l ratelimit.Limit) *limit.Rule {
 	sharing := ratelimit.DefaultCoordination()
 	sharing.StoreDeadline = time.Second // longer than any pause of this machine
 	sharing.OnStoreFailure = ratelimit.FailClosed
-	r, err := leasing.NewRule("test", l, sharing)
+	r, err := limit.NewRule("test", l, sharing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,19 +83,16 @@ func TestLimitersShareARedis(t *testing.T) {
 	server := redistest.Start(t)
 	rule := testRuleOf(t, ratelimit.Limit{Requests: 500, Unit: ratelimit.Year})
 	var admitted atomic.Int64
-	all := make([]*leasing.Limiter, 3)
+	all := make([]*limit.Limiter, 3)
 	for i := range all {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 		defer client.Close()
 		var err error
-		if all[i], err = leasing.New(leasing.Options{Redis: client, Prefix: "lib:"}); err != nil {
-			t.Fatal(err)
-		}
-		if err := all[i].Ready(t.Context()); err != nil {
+		if all[i], err = limit.New(context.Background(), limit.Options{Redis: client, Prefix: "lib:"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	take := func(l *leasing.Limiter) bool {
+	take := func(l *limit.Limiter) bool {
 		d, err := l.Take(context.Background(), rule.Key("k"), 1)
 		if err != nil || d.WithoutRedis {
 			t.Errorf("%+v %v", d, err)
@@ -136,11 +130,11 @@ func TestLimitersShareARedis(t *testing.T) {
 func TestWrongOptionsAndRules(t *testing.T) {
 	waits := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer waits.Close()
-	for want, o := range map[string]leasing.Options{
+	for want, o := range map[string]limit.Options{
 		"MaxKeys is -1, must be between 1 and 100000000, or 0 for 100000": {MaxKeys: -1},
 		"ContextTimeoutEnabled: false and MaxRetries: 3":                  {Redis: waits},
 	} {
-		if _, err := leasing.New(o); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := limit.New(context.Background(), o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -148,27 +142,27 @@ func TestWrongOptionsAndRules(t *testing.T) {
 	approx.Mode = ratelimit.Approx
 	minute := ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute}
 	billed := billedFrom(t, 15, "Europe/Berlin")
-	with := func(change func(*ratelimit.Limit)) func() (*leasing.Rule, error) {
+	with := func(change func(*ratelimit.Limit)) func() (*limit.Rule, error) {
 		l := billed
 		change(&l)
-		return func() (*leasing.Rule, error) { return leasing.NewRule("r", l) }
+		return func() (*limit.Rule, error) { return limit.NewRule("r", l) }
 	}
-	if _, err := leasing.NewRule("r", billed); err != nil {
+	if _, err := limit.NewRule("r", billed); err != nil {
 		t.Error(err)
 	}
-	for want, rule := range map[string]func() (*leasing.Rule, error){
-		"Unit is 0": func() (*leasing.Rule, error) { return leasing.NewRule("r", ratelimit.Limit{Requests: 1}) },
-		"Multiplier is 525601, must be at most 525600": func() (*leasing.Rule, error) {
-			return leasing.NewRule("r", ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601})
+	for want, rule := range map[string]func() (*limit.Rule, error){
+		"Unit is 0": func() (*limit.Rule, error) { return limit.NewRule("r", ratelimit.Limit{Requests: 1}) },
+		"Multiplier is 525601, must be at most 525600": func() (*limit.Rule, error) {
+			return limit.NewRule("r", ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601})
 		},
 		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": with(func(l *ratelimit.Limit) { l.Unit = ratelimit.Month }),
 		"Unit is 9 and its calendar no calendar, must be":                with(func(l *ratelimit.Limit) { l.Calendar = 0 }),
 		"Algorithm is sliding_window and Multiplier 0, must be":          with(func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }),
 		"Algorithm is fixed_window and Multiplier 2, must be":            with(func(l *ratelimit.Limit) { l.Unit, l.Calendar, l.Multiplier = ratelimit.CalendarMonth, 0, 2 }),
 		"Ceiling is 1, must be 0":                                        with(func(l *ratelimit.Limit) { l.Ceiling = 1 }),
-		"mode is approx, must be leasing":                                func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
-		"max_nodes is 0, must be between 1 and 10000":                    func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
-		"2 coordinations, must have at most one":                         func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },
+		"mode is approx, must be leasing":                                func() (*limit.Rule, error) { return limit.NewRule("r", minute, approx) },
+		"max_nodes is 0, must be between 1 and 10000":                    func() (*limit.Rule, error) { return limit.NewRule("r", minute, nothing) },
+		"2 coordinations, must have at most one":                         func() (*limit.Rule, error) { return limit.NewRule("r", minute, approx, approx) },
 	} {
 		if _, err := rule(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -177,17 +171,17 @@ func TestWrongOptionsAndRules(t *testing.T) {
 }
 
 func TestWrongQuestions(t *testing.T) {
-	l, err := leasing.New(leasing.Options{})
+	l, err := limit.New(context.Background(), limit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	key := testRuleOf(t, ratelimit.Limit{Requests: 5, Unit: ratelimit.Year}).Key("k")
-	if _, err := l.Take(context.Background(), leasing.Key{}, 1); !errors.Is(err, leasing.ErrNoRule) {
+	if _, err := l.Take(context.Background(), limit.Key{}, 1); !errors.Is(err, limit.ErrNoRule) {
 		t.Error(err)
 	}
 	for _, n := range []int64{0, -1} {
-		if _, err := l.Take(context.Background(), key, n); !errors.Is(err, leasing.ErrCost) {
+		if _, err := l.Take(context.Background(), key, n); !errors.Is(err, limit.ErrCost) {
 			t.Error(n, err)
 		}
 	}
@@ -205,8 +199,8 @@ func TestTakeDoesNotAllocate(t *testing.T) {
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	defer client.Close()
-	for name, o := range map[string]leasing.Options{"alone": {}, "with Redis": {Redis: client}} {
-		l, err := leasing.New(o)
+	for name, o := range map[string]limit.Options{"alone": {}, "with Redis": {Redis: client}} {
+		l, err := limit.New(context.Background(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,4 +223,51 @@ func billedFrom(t *testing.T, day int, name string) ratelimit.Limit {
 		t.Fatal(err)
 	}
 	return ratelimit.Limit{Unit: ratelimit.Month, Requests: 10}.Billed(c)
+}
+
+// The first calls on an empty Redis pass. A refused call says when to come again.
+func TestFirstCallsOnAnEmptyRedis(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	defer client.Close()
+	l, err := limit.New(t.Context(), limit.Options{Redis: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	key := testRuleOf(t, ratelimit.Limit{Requests: 5, Unit: ratelimit.Year}).Key("k")
+	for i := range 7 {
+		d, err := l.Take(t.Context(), key, 1)
+		if err != nil || d.Allowed != (i < 5) || d.WithoutRedis || (d.RetryAfter() > 0) == d.Allowed {
+			t.Errorf("call %d of 5: %+v %v", i, d, err)
+		}
+	}
+}
+
+// A program whose Redis is away starts all the same, and its policy decides.
+func TestStartWithoutRedis(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true, MaxRetries: -1})
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	l, err := limit.New(ctx, limit.Options{Redis: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	rule, err := limit.NewRule("local", ratelimit.Limit{Requests: 100, Unit: ratelimit.Year})
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted := 0
+	for range 30 {
+		if d, err := l.Take(t.Context(), rule.Key("k"), 1); err != nil || !d.WithoutRedis {
+			t.Errorf("%+v %v", d, err)
+		} else if d.Allowed {
+			admitted++
+		}
+	}
+	if admitted != 10 {
+		t.Errorf("%d of a tenth of 100 were admitted", admitted)
+	}
 }
