@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
@@ -187,4 +189,24 @@ func healthFollows(t *testing.T, store storeServer) {
 	}
 	store.Run()
 	s.eventually("healthy again", health(200))
+}
+
+// Health follows a Redis that answers, but not to what limits need, as a proxy without MULTI.
+func TestHealthOfARedisWithoutTransactions(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := serve(t, []string{"REDIS_URL=" + server.Addr, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
+	health := func(want int) func() bool {
+		return func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == want }
+	}
+	s.eventually("healthy", health(200))
+	client := redis.NewClient(&redis.Options{Addr: server.Addr})
+	defer client.Close()
+	if err := client.Do(t.Context(), "ACL", "SETUSER", "default", "-multi").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("unhealthy", health(500))
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -212,5 +213,29 @@ func TestOnlyRulesInUseAreWatched(t *testing.T) {
 	got := slices.Sorted(slices.Values(w.WatchList()))
 	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, got); diff != "" {
 		t.Errorf("watched are -want +got\n%s", diff)
+	}
+}
+
+// Metadata may have numbers as keys, which are texts. Nothing else may.
+func TestNumbersAsKeysOfMetadata(t *testing.T) {
+	const file = "domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 5}\n  "
+	for text, want := range map[string]string{
+		"metadata: {429: slow, b: {1.5: [{2: y}]}}": "",
+		"metadata: {true: slow}":                    "key is not of type string: true",
+		"metadata: {1: x, '1': y}":                  "mapping key \"1\" already defined",
+		"7: x":                                      "key is not of type string: 7",
+		"metadata: {1: x}\n  8: x":                  "key is not of type string: 8",
+	} {
+		s := NewStore(Static{{Name: "r.yaml", Data: []byte(file + text + "\n")}}, Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
+		err := s.Load()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+		if err == nil {
+			rule, _ := s.Rules().Domain("d").Match([]Entry{{Key: "a", Value: "x"}}, nil)
+			if rule.Metadata["429"] != "slow" {
+				t.Errorf("%v", rule.Metadata)
+			}
+		}
 	}
 }

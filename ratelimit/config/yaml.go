@@ -141,6 +141,8 @@ type resolver struct {
 	most     int
 	full     bool
 	problems Problems
+	// inMetadata is while the value of a key "metadata" is read.
+	inMetadata bool
 }
 
 func (r *resolver) place(n *yaml.Node) Place {
@@ -201,7 +203,7 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 		}
 		at := r.place(content[i])
 		key := r.resolve(content[i], depth+1)
-		if key.kind != str {
+		if !r.mayName(key.kind) {
 			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
 		if first, twice := known[key.text]; twice {
@@ -210,7 +212,10 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 			continue
 		}
 		known[key.text] = at
+		inMetadata := r.inMetadata
+		r.inMetadata = inMetadata || key.text == "metadata"
 		v.fields = append(v.fields, yamlField{key.text, at, r.resolve(content[i+1], depth+1)})
+		r.inMetadata = inMetadata
 	}
 	for _, f := range merged {
 		if _, ok := known[f.key]; !ok {
@@ -218,6 +223,11 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 			v.fields = append(v.fields, f)
 		}
 	}
+}
+
+// mayName reports whether a value can be a key. Metadata may have numbers as keys, as in the original: they are texts.
+func (r *resolver) mayName(k yamlKind) bool {
+	return k == str || r.inMetadata && (k == integer || k == number)
 }
 
 // merge returns the fields of a map, or of a list of maps.

@@ -80,7 +80,11 @@ func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) er
 }
 
 // Ping implements [Store].
-func (s *inRedis) Ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
+func (s *inRedis) Ping(ctx context.Context) error {
+	// In a transaction, as each trip is. Proxies that lack MULTI answer a PING alone.
+	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Ping(ctx).Err() })
+	return err
+}
 
 // Advise implements [Store].
 func (s *inRedis) Advise(err error) string { return s.flags.advise(err) }
