@@ -54,6 +54,7 @@ type look struct {
 type counters struct {
 	passed, refused, failed, alone, full, beyond, byPolicy uint64
 	unlimited                                              uint64 // requests
+	hits                                                   uint64 // cost of requests
 	trips, waited                                          uint64 // round trips, and their microseconds
 }
 
@@ -92,6 +93,8 @@ type recentRules map[string]recentRule
 type recentRule struct {
 	alone            float64
 	beyond, byPolicy uint64
+	// During the history, at most a quarter of an hour: decisions, refusals, and the cost of all.
+	decisions, refused, hits uint64
 }
 
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
@@ -150,7 +153,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 		}
 		l.rules = append(l.rules, ruleLook{unique.Make(ruleID(r)).Value(), counters{
 			passed: r.Decisions - r.Denied, refused: r.Denied, alone: sum(r.Fallbacks), beyond: r.Beyond,
-			byPolicy: r.BeyondByPolicy,
+			byPolicy: r.BeyondByPolicy, hits: r.Hits,
 		}})
 	}
 	return l
@@ -163,7 +166,7 @@ func (c counters) since(o *counters) counters {
 		passed: less(c.passed, o.passed), refused: less(c.refused, o.refused), failed: less(c.failed, o.failed),
 		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
 		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
-		unlimited: less(c.unlimited, o.unlimited),
+		unlimited: less(c.unlimited, o.unlimited), hits: less(c.hits, o.hits),
 	}
 }
 
@@ -268,9 +271,9 @@ func (h *History) recent() (Rates, recentRules) {
 		is := &now.rules[i]
 		ever, lately := is.since(first(all, is.id)), is.since(first(all[from:], is.id))
 		rules[is.id] = recentRule{
-			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone,
-			is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
-			ever.byPolicy,
+			alone:    lately.rates(now.at.Sub(all[from].at).Seconds()).Alone,
+			beyond:   is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
+			byPolicy: ever.byPolicy, decisions: ever.passed + ever.refused, refused: ever.refused, hits: ever.hits,
 		}
 	}
 	return r, rules

@@ -71,6 +71,9 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
 			"No rule limits %s requests a second: %s", figure(recent.Unlimited), few(causes[:min(1, len(causes))]))
 	}
+	if names := silent(s, rules, s.Now.Sub(s.Started)); len(names) > 0 {
+		say(Warn, "silent-limit", few(names), "%d limits may limit nothing, in the last 15 minutes", len(names))
+	}
 	if s.Config.Error != "" {
 		effect := "the previous rules stay in force"
 		if s.Config.Fingerprint == "" {

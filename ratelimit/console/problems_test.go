@@ -25,6 +25,8 @@ func TestProblems(t *testing.T) {
 			Alone    float64
 			Beyond   uint64
 			ByPolicy uint64 `json:"by_policy"`
+
+			Decisions, Refused, Hits uint64
 		}
 		d := json.NewDecoder(strings.NewReader(in.Input))
 		d.DisallowUnknownFields()
@@ -32,7 +34,9 @@ func TestProblems(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		rule := recentRule{lately.Alone, lately.Beyond, lately.ByPolicy}
+		rule := recentRule{
+			lately.Alone, lately.Beyond, lately.ByPolicy, lately.Decisions, lately.Refused, lately.Hits,
+		}
 		for _, p := range problems(&s, recent, recentRules{"edge\nlogin\n": rule}) {
 			fmt.Fprintf(&out, "%s: %s: %s [%s]\n", p.Severity, p.What, p.Detail, p.Runbook)
 			title := strings.ToUpper(p.Runbook[:1]) + strings.ReplaceAll(p.Runbook[1:], "-", " ")

@@ -81,6 +81,8 @@ type RuleState struct {
 	Tokens    ratelimit.Tokens `json:"limit_tokens"`
 	Decisions uint64           `json:"decisions"`
 	Denied    uint64           `json:"denied"`
+	Hits      uint64           `json:"hits"` // cost of all requests
+	Shadow    bool             `json:"shadow_mode,omitempty"`
 	Admitted  uint64           `json:"admitted"`
 	Over      uint64           `json:"over"` // in all keys and windows since the start
 	Near      uint64           `json:"windows_near_bound"`
@@ -200,7 +202,7 @@ func named(names []string, count func(i int) uint64) map[string]uint64 {
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
-		Denied: w.sum.Denied.Load(), Admitted: w.admitted(),
+		Denied: w.sum.Denied.Load(), Admitted: w.admitted(), Hits: w.sum.TotalHits.Load(), Shadow: w.rule.Shadow,
 		Over: w.sum.OverAdmitted.Load(), Near: w.sum.NearBound.Load(), Beyond: w.sum.BeyondBound.Load(),
 		Under:        w.sum.UnderAdmitted.Load(),
 		OverByPolicy: w.sum.OverByPolicy.Load(), BeyondByPolicy: w.sum.BeyondByPolicy.Load(),

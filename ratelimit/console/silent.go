@@ -1,0 +1,44 @@
+package console
+
+import (
+	"fmt"
+	"time"
+)
+
+// A rule can limit nothing without an error: its route is gone, its charges are lost on the way, or their costs. These
+// are its signs, in what a node counts.
+
+const (
+	// silentAfter is the age of a node from which rules without a request, and in shadow_mode, are named.
+	silentAfter = 24 * time.Hour
+	// fewRequests are too few to tell anything.
+	fewRequests = 100
+	// usualCost is the mean cost of a rule whose requests cost more than 1 each.
+	usualCost = 5
+)
+
+// silent are the rules that seem to limit nothing, with the reason. age is the node's.
+func silent(s *State, recent recentRules, age time.Duration) (names []string) {
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		why := ""
+		lately := recent[ruleID(r)]
+		before, cost := r.Decisions-min(r.Decisions, lately.decisions), r.Hits-min(r.Hits, lately.hits)
+		switch {
+		case r.Limit == "unlimited":
+		case r.Decisions == 0 && age >= silentAfter:
+			why = "no request in a day"
+		case r.Shadow && lately.refused >= fewRequests && age >= silentAfter:
+			why = fmt.Sprintf("in shadow_mode: would have refused %d", lately.refused)
+		case lately.decisions < fewRequests:
+		case lately.hits == 0:
+			why = fmt.Sprintf("%d checks and no charge", lately.decisions)
+		case lately.hits == lately.decisions && before >= fewRequests && cost >= usualCost*before:
+			why = fmt.Sprintf("all of %d requests cost 1, and earlier ones %d", lately.decisions, cost/before)
+		}
+		if why != "" {
+			names = append(names, fmt.Sprintf("%s.%s (%s)", r.Domain, r.Rule, why))
+		}
+	}
+	return names
+}
