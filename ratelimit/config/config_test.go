@@ -226,7 +226,8 @@ func TestNumbersAsKeysOfMetadata(t *testing.T) {
 		"7: x":                                      "key is not of type string: 7",
 		"metadata: {1: x}\n  8: x":                  "key is not of type string: 8",
 	} {
-		s := NewStore(Static{{Name: "r.yaml", Data: []byte(file + text + "\n")}}, options(), slog.New(slog.DiscardHandler))
+		files := Static{{Name: "r.yaml", Data: []byte(file + text + "\n")}}
+		s := NewStore(files, options(), slog.New(slog.DiscardHandler))
 		err := s.Load()
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)

@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,12 +32,19 @@ const (
 	muchUnlimited = 100
 )
 
-// problems are sorted by severity.
+// problems are sorted by severity, and causes come before what follows from them.
 func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	say := func(severity, runbook, detail, format string, args ...any) {
 		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
 	}
-	brokenBounds(s, rules, say)
+	if s.Config.Error != "" {
+		effect := "the previous rules stay in force"
+		if s.Config.Fingerprint == "" {
+			effect = "there are no others, and all calls end with an error"
+		}
+		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad or missing since %s: %s",
+			s.Config.Failed.UTC().Format("15:04:05 MST"), effect)
+	}
 	if s.Store.BreakerOpen {
 		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store has not answered for %.0f s", s.Store.SyncAge)
@@ -47,6 +55,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 				"A mean of the last ten seconds, at this node.", least*1e3),
 			"A reply of the store takes %.1f ms", recent.Trip*1e3)
 	}
+	brokenBounds(s, rules, say)
 	if recent.Alone > 0 {
 		say(Warn, "fallback-active",
 			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
@@ -73,14 +82,6 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	if names := silent(s, rules, s.Now.Sub(s.Started)); len(names) > 0 {
 		say(Warn, "silent-limit", few(names), "%d limits may limit nothing, in the last 15 minutes", len(names))
-	}
-	if s.Config.Error != "" {
-		effect := "the previous rules stay in force"
-		if s.Config.Fingerprint == "" {
-			effect = "there are no others, and all calls end with an error"
-		}
-		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad or missing since %s: %s",
-			s.Config.Failed.UTC().Format("15:04:05 MST"), effect)
 	}
 	if s.Config.FromCopy {
 		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
@@ -136,12 +137,12 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 
 func fleetProblems(s *State, say sayer) {
 	var silent []string
-	sets := map[string]bool{}
+	sets := map[string][]string{} // nodes by their rules
 	for _, n := range s.Nodes {
 		if n.Silent {
 			silent = append(silent, fmt.Sprintf("%s, %v ago", n.Debug, time.Duration(n.Seen)*time.Second))
 		} else if n.Rules != "" {
-			sets[n.Rules] = true
+			sets[n.Rules] = append(sets[n.Rules], n.Debug)
 		}
 	}
 	if len(silent) > 0 {
@@ -150,9 +151,22 @@ func fleetProblems(s *State, say sayer) {
 	}
 	if len(sets) > 1 {
 		say(Warn, "rules-differ",
-			"A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
+			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+few(others(sets))+".",
 			"Nodes run %d different sets of rules", len(sets))
 	}
+}
+
+// others are the nodes whose rules fewer nodes have than the most common ones, with their rules.
+func others(sets map[string][]string) (names []string) {
+	rules := slices.SortedFunc(maps.Keys(sets), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(sets[b]), len(sets[a])), strings.Compare(a, b))
+	})
+	for _, set := range rules[1:] {
+		for _, node := range sets[set] {
+			names = append(names, fmt.Sprintf("%s has %.8s", node, set))
+		}
+	}
+	return names
 }
 
 // unlimitedBy names why requests have no rule, the most frequent cause first.
