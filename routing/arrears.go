@@ -1,8 +1,10 @@
 package routing
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,54 +19,85 @@ import (
 // Neither admits more. The arrears of a window end with it.
 type arrears struct {
 	mu   sync.Mutex
-	keys map[string]*owed // guarded by mu
+	keys map[account]*owed // guarded by mu
+	next instant           // guarded by mu: of the next look at all of them, at the earliest
 }
 
-// owed is what the owner of one key is to book.
+// account is a key in a window; 0: a bucket.
+type account struct {
+	key    string
+	window ratelimit.Window
+}
+
+// owed is what the owner of an account is to book: first the credit, which is older.
 type owed struct {
-	rule   *ratelimit.Rule
-	window ratelimit.Window // of the tokens; 0: a bucket
-	tokens ratelimit.Tokens // to charge; below 0: to credit
-	asked  bool             // an ask is under way
-	next   instant          // of the next ask, at the earliest
+	rule           *ratelimit.Rule
+	credit, charge ratelimit.Tokens
+	since          instant // of the oldest credit
+	asked          instant // of the ask under way; 0: none
+	next           instant // of the next ask, at the earliest
 }
 
 const (
-	// mostOwed bounds the keys with arrears. Those of further keys are dropped.
-	mostOwed = 8192
-	// oweAgain is the pause after an ask that booked nothing.
+	// mostOwed bounds the accounts with arrears. Those of further ones are dropped. mostAsked bounds the bookings that
+	// begin at a time: requests use the same way.
+	mostOwed  = 8192
+	mostAsked = 512
+	// oweEvery is the interval of looks, oweAgain the pause after an ask that booked nothing, and askedFor the time
+	// after which an ask counts as lost.
+	oweEvery = 10 * time.Millisecond
 	oweAgain = 500 * time.Millisecond
+	askedFor = 5 * time.Second
+	// mostBooked bounds the arrears of a key, like the usage of an account.
+	mostBooked = 1 << 43
 )
 
-// add adds tokens of a key's window, and returns their sum. ok is false if there is no room, or a later window has
-// arrears.
-func (o *arrears) add(a *ask, w ratelimit.Window, n ratelimit.Tokens) (sum ratelimit.Tokens, ok bool) {
+// add adds tokens of an account, and returns its charge. ok is false if there is no room.
+func (o *arrears) add(now instant, a *ask, w ratelimit.Window, n ratelimit.Tokens) (charge ratelimit.Tokens, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	x := o.keys[string(a.Key)]
+	at := account{string(a.Key), w}
+	x := o.keys[at]
 	switch {
-	case x == nil && len(o.keys) >= mostOwed, x != nil && x.window > w:
+	case x == nil && len(o.keys) >= mostOwed:
 		return 0, false
-	case x == nil || x.window < w:
+	case x == nil:
 		if o.keys == nil { // most nodes have none at most times
-			o.keys = map[string]*owed{}
+			o.keys = map[account]*owed{}
 		}
-		x = &owed{window: w}
-		o.keys[string(a.Key)] = x
+		x = &owed{}
+		o.keys[at] = x
 	}
 	x.rule = a.Rule
-	x.tokens = max(-mostBooked, min(x.tokens+n, mostBooked))
-	return x.tokens, true
+	x.add(now, max(-mostBooked, min(n, mostBooked)))
+	return x.charge, true
 }
 
-// mostBooked bounds the arrears of a key, like the usage of an account.
-const mostBooked = 1 << 43
+// add adds a charge or a credit. A credit is of the charges before it, as far as the owner has not booked them.
+func (x *owed) add(now instant, n ratelimit.Tokens) {
+	if n > 0 {
+		x.charge = min(x.charge+n, mostBooked)
+		return
+	}
+	if x.asked == 0 {
+		unbooked := min(-n, x.charge)
+		x.charge, n = x.charge-unbooked, n+unbooked
+	}
+	if n == 0 {
+		return
+	}
+	if x.credit == 0 {
+		x.since = now
+	}
+	x.credit = min(x.credit-n, mostBooked)
+}
 
 // booking is an ask that books arrears.
 type booking struct {
-	ask ask
-	of  *owed
-	n   ratelimit.Tokens
+	ask    ask
+	of     *owed
+	credit ratelimit.Tokens // of which the ask is the rest
+	asked  instant
 }
 
 // due begins the bookings that are due. It returns when others are; 0: there are none. over reports whether the
@@ -72,48 +105,90 @@ type booking struct {
 func (o *arrears) due(now instant, over func(*ratelimit.Limit, ratelimit.Window) bool) (all []booking, next instant) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for key, x := range o.keys {
+	if len(o.keys) == 0 || now < o.next {
+		return nil, o.nextLook()
+	}
+	o.next = now.Add(oweEvery)
+	var due []account
+	for at, x := range o.keys {
+		x.expire(now)
 		switch {
-		case x.asked:
-		case x.tokens == 0, over(&x.rule.Limit, x.window):
-			delete(o.keys, key)
-		case now >= x.next:
-			x.asked = true
-			all = append(all, x.booking(key))
-		case next == 0 || x.next < next:
-			next = x.next
+		case over(&x.rule.Limit, at.window), x.asked == 0 && x.credit+x.charge == 0:
+			delete(o.keys, at)
+		case x.asked == 0 && now >= x.next:
+			due = append(due, at)
 		}
 	}
 	// The same order in each run of a simulation.
-	slices.SortFunc(all, func(a, b booking) int { return slices.Compare(a.ask.Key, b.ask.Key) })
-	return all, next
-}
-
-func (x *owed) booking(key string) booking {
-	a := ask{Rule: x.rule, Key: []byte(key), Kind: ratelimit.Charge, Cost: x.tokens, Window: x.window}
-	if x.tokens < 0 {
-		a.Kind, a.Cost = ratelimit.Release, -x.tokens
+	slices.SortFunc(due, func(a, b account) int {
+		return cmp.Or(strings.Compare(a.key, b.key), cmp.Compare(a.window, b.window))
+	})
+	for _, at := range due[:min(len(due), mostAsked)] {
+		all = append(all, o.keys[at].booking(now, at))
 	}
-	return booking{a, x, x.tokens}
+	return all, o.nextLook()
 }
 
-// done ends a booking. Arrears that are not booked are due again.
+func (o *arrears) nextLook() instant {
+	if len(o.keys) == 0 {
+		return 0
+	}
+	return o.next
+}
+
+// expire gives up an ask that is not answered, and a credit that the bucket has refilled.
+func (x *owed) expire(now instant) {
+	if x.asked != 0 && now.Sub(x.asked) >= askedFor {
+		x.asked, x.credit = 0, 0 // the credit may have arrived
+	}
+	if x.asked == 0 && x.credit <= x.refilled(now) {
+		x.credit = 0
+	}
+}
+
+// refilled is what a bucket has refilled in the place of the credit.
+func (x *owed) refilled(now instant) ratelimit.Tokens {
+	l := &x.rule.Limit
+	if l.Algorithm != ratelimit.TokenBucket {
+		return 0
+	}
+	refilled := float64(now.Sub(x.since)) / float64(l.Period()) * float64(l.Requests)
+	return ratelimit.Tokens(min(refilled, mostBooked))
+}
+
+func (x *owed) booking(now instant, at account) booking {
+	x.asked = now
+	a := ask{Rule: x.rule, Key: []byte(at.key), Kind: ratelimit.Charge, Cost: x.charge, Window: at.window}
+	if x.credit > 0 {
+		a.Kind, a.Cost = ratelimit.Release, x.credit-x.refilled(now)
+	}
+	return booking{a, x, x.credit, now}
+}
+
+// done ends a booking, unless it was given up. Arrears that are not booked are due again.
 func (o *arrears) done(now instant, b *booking, booked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	b.of.asked = false
-	if booked {
-		b.of.tokens -= b.n
-	} else {
-		b.of.next = now.Add(oweAgain)
+	x := b.of
+	if x.asked != b.asked {
+		return
+	}
+	x.asked = 0
+	switch {
+	case !booked:
+		x.next = now.Add(oweAgain)
+	case b.ask.Kind == ratelimit.Charge:
+		x.charge -= b.ask.Cost
+	default: // with what was refilled
+		x.credit = max(0, x.credit-b.credit)
 	}
 }
 
-// empty reports whether there are none.
-func (o *arrears) empty() bool {
+// len is the number of accounts with arrears.
+func (o *arrears) len() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.keys) == 0
+	return len(o.keys)
 }
 
 // owe has the owner of a key book tokens of a window by and by.
@@ -121,12 +196,12 @@ func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		w = 0
 	}
-	sum, ok := c.arrears.add(a, w, n)
+	charge, ok := c.arrears.add(c.clock(), a, w, n)
 	if !ok {
 		return
 	}
-	if of := a.Rule.Counters; of != nil && a.Kind == ratelimit.Spend {
-		of.Alone.See(sum)
+	if of := a.Rule.Counters; of != nil && n > 0 {
+		of.Alone.See(charge)
 	}
 	c.hands.wake()
 }
@@ -151,19 +226,28 @@ func (c *core) bookOne(now instant, b *booking) {
 	owner := c.ownerOf(b.ask.Key)
 	if owner == c.options.Addr {
 		var v [1]verdict
-		booked := c.own(context.Background(), now, []ask{b.ask}, v[:], nil) == ownDecided
-		c.arrears.done(now, b, booked)
+		decided := c.own(context.Background(), now, []ask{b.ask}, v[:], nil) == ownDecided
+		c.arrears.done(now, b, decided && b.isBooked(&v[0]))
 		c.hands.wake()
 		return
 	}
-	call := c.callFor(&b.ask, &wire.Ask{})
+	call := c.callFor(&b.ask, &wire.Ask{Arrears: true})
 	call.after(func() {
-		uncertain := call.sent && call.reply == nil
-		lost := uncertain && b.ask.Kind == ratelimit.Release // it is not sent again
-		c.arrears.done(c.clock(), b, lost || call.status() == answered || call.status() == malformed)
+		// A credit that may have arrived is not sent again, and neither is an ask that the owner cannot read.
+		booked := call.status() == malformed || b.ask.Kind == ratelimit.Release && call.sent && call.reply == nil
+		if v, ok := c.read(now, &b.ask, call); ok {
+			booked = b.isBooked(&v)
+		}
+		c.arrears.done(c.clock(), b, booked)
 		c.hands.wake()
 	})
 	c.view.Load().peers[owner].post(call)
+}
+
+// isBooked reports whether the owner's answer settles a booking. By a clock that is behind, the window of a charge has
+// not begun there, and it books nothing.
+func (b *booking) isBooked(v *verdict) bool {
+	return b.ask.Kind != ratelimit.Charge || v.Charged+v.Debt > 0 || v.Window > b.ask.Window
 }
 
 // later has the owner book what this node answered in its place, if the owner has not booked that itself. It waits
@@ -175,16 +259,18 @@ func (c *core) later(a *ask, v *verdict, call *call) {
 	report, w := *a, c.windowHere(c.clock(), a)
 	report.Key = slices.Clone(a.Key)
 	call.after(func() {
-		at, isAnswer := verdictOf(&report, call)
-		if isAnswer && (report.Kind != ratelimit.Spend || at.Charged+at.Debt > 0) {
-			return // the owner has booked it
+		if call.status() == answered {
+			at, ok := verdictOf(&report, call.reply)
+			if ok && (report.Kind != ratelimit.Spend || at.Charged+at.Debt > 0) {
+				return // the owner has booked it
+			}
 		}
 		switch report.Kind {
 		case ratelimit.Spend:
 			c.owe(&report, w, report.Cost)
 		case ratelimit.Charge:
 			if report.Books(w) || report.Window > w {
-				c.owe(&report, w, report.Cost)
+				c.owe(&report, max(w, report.Window), report.Cost)
 			}
 		case ratelimit.Release:
 			if !call.sent || call.reply != nil { // else the owner may have it

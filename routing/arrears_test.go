@@ -223,7 +223,7 @@ func TestBookingsWhoseAnswersAreLost(t *testing.T) {
 		s.breakAll("a:1", "b:1")
 		s.play(3 * time.Second)
 		want := map[ratelimit.Tokens]ratelimit.Tokens{-3: 7, 3: 0}[n] // 6 and twice 3 are more than 10
-		if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != want || !a.arrears.empty() {
+		if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != want || a.arrears.len() != 0 {
 			t.Errorf("booked %d: %d are left, must be %d", n, left, want)
 		}
 	}
@@ -245,7 +245,7 @@ func TestCreditsAreOfTheirWindow(t *testing.T) {
 		t.Fatalf("it is not the next window: %+v", next)
 	}
 	s.play(time.Second)
-	if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != 4 || !a.arrears.empty() {
+	if left := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}).Remaining; left != 4 || a.arrears.len() != 0 {
 		t.Errorf("%d of 10 are left after 6", left)
 	}
 }

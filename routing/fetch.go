@@ -1,6 +1,10 @@
 package routing
 
 import (
+	"maps"
+	"slices"
+	"time"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -38,7 +42,7 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	if len(c.fetches) >= maxFetches {
 		return nil
 	}
-	f = &fetch{key: string(key), view: v, bells: []bell{b}}
+	f = &fetch{key: string(key), view: v, began: c.clock(), bells: []bell{b}}
 	c.fetches[f.key] = f
 	var of []*member
 	for _, m := range c.sorted() {
@@ -109,6 +113,18 @@ func (c *core) fetched(f *fetch, how fetchState) {
 	}
 }
 
+// endFetches ends fetches without an answer, and lets go of those who wait for them; the caller holds mu.
+func (c *core) endFetches(now instant) {
+	for _, key := range slices.Sorted(maps.Keys(c.fetches)) {
+		if f := c.fetches[key]; now.Sub(f.began) >= fetchFor {
+			c.fetched(f, fetchAgain)
+		}
+	}
+}
+
+// fetchFor is the longest time of a fetch.
+const fetchFor = time.Second
+
 // outcome is the state of a fetch.
 func (c *core) outcome(f *fetch) fetchState {
 	c.mu.Lock()
@@ -132,9 +148,9 @@ func (c *core) answerFetch(now instant, from string, m *wire.Fetch) wire.Found {
 	case going == from:
 		to.flush()
 	case going != "":
-	// This node will not get the account either, as long as it sees the ring of the asking node, or is in
-	// none. Both take in only their own accounts.
-	case !c.local.Has(key) && (v.digest == m.GetRing() || !v.mine):
+	// This node will not get the account either, as long as it sees the ring of the asking node: it takes in only
+	// its own accounts. In another ring, it may have sent the account to a node that is new to the asking one.
+	case !c.local.Has(key) && v.digest == m.GetRing():
 		return wire.Found_NONE
 	// Under its own ring it might still be sent the account by a third node, or own the key.
 	case v.digest != m.GetRing():

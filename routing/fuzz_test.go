@@ -132,8 +132,10 @@ func (x *target) holds(f *wire.Frame) {
 	if v, ok := x.read(x.now, &x.asked, x.call); x.call.ended() && ok && (v.Charged > x.asked.Cost || v.ResetAfter < 0 || v.ResetAfter > longest(&x.asked.Rule.Limit) || v.Remaining < 0) {
 		x.t.Errorf("an owner's verdict: %+v", v)
 	}
-	if o := x.arrears.keys[string(x.asked.Key)]; o != nil && o.tokens != 0 && o.tokens != 4 {
-		x.t.Errorf("of 4 tokens, %d are to be booked", o.tokens)
+	for _, o := range x.arrears.keys {
+		if o.charge != 0 && o.charge != 4 || o.credit != 0 {
+			x.t.Errorf("of 4 tokens, %d are to be booked, and %d to be credited", o.charge, o.credit)
+		}
 	}
 	if len(x.members) > 2 || len(x.view.Load().ring.Members()) > 2 || x.stats.handed.Load() > 1 {
 		x.t.Errorf("%d members, in the ring %v, %d handed over", len(x.members), x.view.Load().ring, x.stats.handed.Load())

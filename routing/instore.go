@@ -30,7 +30,7 @@ func (c *core) decideInStore(ctx context.Context, now instant, asks []ask, verdi
 		if c.elsewhere(&asks[i]) != "" {
 			ratelimit.Waits(ctx)
 			r := c.newRequest(ctx, now, asks, verdicts)
-			r.inStore(now)
+			r.withStore(now)
 			return
 		}
 	}
@@ -38,7 +38,7 @@ func (c *core) decideInStore(ctx context.Context, now instant, asks []ask, verdi
 	c.base.decide(ctx, now, 0, asks, verdicts)
 }
 
-func (r *request) inStore(now instant) {
+func (r *request) withStore(now instant) {
 	places, calls := make([]place, len(r.asks)), make([]toOwner, len(r.asks))
 	half := now.Add(r.until.Sub(now) / 2)
 	for i := range r.asks {
@@ -54,6 +54,11 @@ func (r *request) inStore(now instant) {
 		}
 	}
 	runs(len(places), func(i int) bool { return places[i] == instead }, r.decideInstead)
+	for i := range places { // a slot is the same for the owner and for this node
+		if places[i] == instead && calls[i].call != nil && r.asks[i].OfSlot() && r.verdicts[i].OverLimit {
+			r.regret(now, i, calls[i].call)
+		}
+	}
 }
 
 // toOwner is a call to an owner. The zero toOwner is none.
@@ -96,8 +101,10 @@ func (r *request) answered(i int, to *toOwner, half instant) place {
 	unsent := to.ended() && !to.sent
 	if mayLease(a) && now < r.until || a.Kind == ratelimit.Refund && unsent {
 		if !to.ended() {
-			r.verdicts[i] = verdict{} // which may be of an earlier request
 			to.owner.miss(now)
+		}
+		r.verdicts[i] = verdict{} // which may be of an earlier request
+		if !a.OfSlot() {
 			r.regret(now, i, to.call)
 		}
 		return instead

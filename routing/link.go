@@ -147,7 +147,7 @@ func (c *call) after(do func()) {
 
 // status is that of the reply; of a call without one it is not in time.
 func (c *call) status() uint32 {
-	if c.err != nil || c.reply == nil {
+	if !c.ended() || c.err != nil || c.reply == nil {
 		return notInTime
 	}
 	return c.reply.GetStatus()
@@ -179,6 +179,9 @@ func (l *link) enqueue(c *call) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.ready.Load() { // it has broken meanwhile
+		return errPeerGone
+	}
 	if len(l.queue) >= peerQueue || len(l.pending) >= peerPending {
 		return errPeerBusy
 	}

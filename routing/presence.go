@@ -32,6 +32,7 @@ func (c *core) lookAfter(now instant) (due instant) {
 		c.lapse(now, now.Sub(ticked))
 	}
 	c.ticked.Store(int64(now))
+	c.endFetches(now)
 	c.bury(now)
 	c.join(now)
 	unacked := c.announce(now)
@@ -195,15 +196,15 @@ func (c *core) gone() bool {
 	defer c.mu.Unlock()
 	v := c.view.Load()
 	// The last node has no owner for its arrears.
-	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.arrears.empty())
+	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.arrears.len() == 0)
 }
 
-// rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
-// walked from end to end.
+// rest is how many accounts a node in no ring still has: in parcels without a receipt, with arrears, and in the table,
+// which is walked from end to end.
 func (c *core) rest() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := len(c.mover.underway)
+	n := len(c.mover.underway) + c.arrears.len()
 	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
 	return n

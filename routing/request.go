@@ -16,7 +16,7 @@ type request struct {
 	ctx      context.Context
 	asks     []ask
 	verdicts []verdict
-	until    instant // the end of its time
+	until    instant // the end of its time; 0: its caller has left
 	bell     bell    // of its calls and its searches. It may ring for nothing
 }
 
@@ -92,13 +92,13 @@ func (r *request) without(now instant, i int, call *call, v verdict) {
 	}
 	r.verdicts[i] = v
 	// An ask that the policy admits has cost what the owner charges for it after all, which therefore stays. One that
-	// is refused has cost nothing.
-	if v.OverLimit && !call.ended() {
+	// is refused has cost nothing. With a store, that of a caller that has left does not stay: the caller takes all back.
+	if left := r.until == 0; v.OverLimit || left && r.inStore() {
 		r.regret(now, i, call)
 	}
 }
 
-// regret takes back the charge of an owner whose answer the request no longer awaits.
+// regret takes back the charge of an owner whose answer the request no longer awaits. It may have come meanwhile.
 func (r *request) regret(now instant, i int, call *call) {
 	c, late, refused := r.core, r.asks[i], r.verdicts[i].OverLimit
 	late.Key = slices.Clone(late.Key)

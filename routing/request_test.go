@@ -63,12 +63,14 @@ func TestVerdictOfAPeer(t *testing.T) {
 		{&wire.Reply{Status: notInTime}, verdict{}, false},
 		{nil, verdict{}, false},
 	} {
-		v, ok := c.read(s.now, &a, &call{reply: x.reply})
+		call := newCall(nil)
+		call.finish(x.reply, nil)
+		v, ok := c.read(s.now, &a, call)
 		if v != x.want || ok != x.ok {
 			t.Errorf("%v: %+v %v", x.reply, v, ok)
 		}
 	}
-	if _, ok := c.read(s.now, &a, &call{err: errPeerGone}); ok {
+	if _, ok := c.read(s.now, &a, failedCall(errPeerGone)); ok {
 		t.Error("nobody has answered")
 	}
 }

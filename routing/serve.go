@@ -97,7 +97,7 @@ type served struct {
 	again   instant // of the next look, at the earliest
 	decided bool
 	replied bool
-	seen    bool // by the observer
+	seen    bool // by the observer, which has seen arrears before
 }
 
 // answerTo decides what a peer asks, and answers as it goes: an ask that waits holds up no other. It blocks until all
@@ -137,7 +137,7 @@ func (c *core) serving(ctx context.Context, now instant, msgs []*wire.Ask) *serv
 			s.ready = append(s.ready, &wire.Reply{Id: m.GetId()})
 		default:
 			asks = append(asks, a)
-			s.states = append(s.states, served{id: m.GetId()})
+			s.states = append(s.states, served{id: m.GetId(), seen: m.GetArrears()})
 		}
 	}
 	s.request = c.newRequest(ctx, now, asks, make([]verdict, len(asks)))

@@ -319,6 +319,7 @@ type fetch struct {
 	key   string
 	view  *view
 	open  int // answers that are missing
+	began instant
 	state fetchState
 	soon  bool // some answers ask for another attempt
 	bells []bell

@@ -160,6 +160,7 @@ func (r *request) decided(now instant, i int, call *call) bool {
 // alone decides an ask without its owner, which is to book it later.
 func (r *request) alone(now instant, i int, call *call) {
 	r.without(now, i, call, r.byPolicy(now, &r.asks[i]))
+	r.verdicts[i].Booked = r.windowHere(now, &r.asks[i])
 	r.later(&r.asks[i], &r.verdicts[i], call)
 }
 
@@ -170,7 +171,10 @@ const askAgain = time.Millisecond
 // resetTime is the time for which a reset waits for the account of its key.
 const resetTime = time.Second
 
-var errAway = errors.New("the key's account is on its way between nodes: try again")
+var (
+	errAway  = errors.New("the key's account is on its way between nodes, or its owner does not answer: try again")
+	errMoved = errors.New("another node owns the key now: reset it there")
+)
 
 // Reset clears the usage of a key of this node's own, without a store. The account may be on its way here.
 func (c *core) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
@@ -178,8 +182,15 @@ func (c *core) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	r := c.newRequest(ctx, now, peek, v)
 	r.until = now.Add(resetTime)
 	r.storeless(now)
-	if v[0].Source == ratelimit.FromFallback {
+	c.gate.RLock() // the account does not move meanwhile
+	defer c.gate.RUnlock()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case v[0].Source == ratelimit.FromFallback:
 		return errAway
+	case c.ownerOf(a.Key) != c.options.Addr:
+		return errMoved
 	}
 	return c.local.Reset(ctx, now, a)
 }

@@ -28,8 +28,8 @@ func (c *core) undoAlone(now instant, a *ask, v *verdict) {
 	case c.inStore(), v.OverLimit:
 	case a.OfSlot():
 		c.giveSlot(a) // the owner may have taken it too late
-	default:
-		c.owe(a, c.windowHere(now, a), -a.Cost)
+	case c.windowHere(now, a) == v.Booked: // else the window has turned, and the credit is lost
+		c.owe(a, v.Booked, -a.Cost)
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		c.fallback.UndoShare(now, a, v, 0)
@@ -61,6 +61,8 @@ func (c *core) undoInStore(now instant, asks []ask, verdicts []verdict) {
 // undoStoreless takes back a charge where its account is by now: accounts move with their keys.
 func (c *core) undoStoreless(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
+	c.gate.RLock() // the account does not move meanwhile
+	defer c.gate.RUnlock()
 	elsewhere := c.elsewhere(a) != ""
 	has := c.local.Has(a.Key) || !elsewhere && c.view.Load().stable.Load()
 	switch {

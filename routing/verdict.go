@@ -6,29 +6,31 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // Verdicts of owners are read as if they came from a stranger (reject.go).
 
 // read takes a verdict from a reply, if there is one.
 func (c *core) read(now instant, a *ask, call *call) (v verdict, ok bool) {
-	v, ok = verdictOf(a, call)
+	if call.status() != answered {
+		return verdict{}, false
+	}
+	v, ok = verdictOf(a, call.reply)
 	switch {
-	case !ok && call.status() == answered:
+	case !ok:
 		c.malformed(rejectedReply)
-	case ok && call.reply.GetHot() && c.inStore():
+	case call.reply.GetHot() && c.inStore():
 		c.hotHere.Start(now, a.Key)
 	}
 	return v, ok
 }
 
-// verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.
-func verdictOf(a *ask, call *call) (v verdict, ok bool) {
-	reply := call.reply
+// verdictOf is the answer of an owner; ok is false if that cannot be an answer.
+func verdictOf(a *ask, reply *wire.Reply) (v verdict, ok bool) {
 	// No owner charges more than an ask costs. A peer that reports more could make Undo give back tokens
 	// that were never spent.
-	if call.status() != answered ||
-		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
+	if !charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		return verdict{}, false
 	}
 	v = verdict{

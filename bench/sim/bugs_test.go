@@ -138,11 +138,6 @@ var planted = []struct {
 		Right: "t := s.ended(); now >= s.Expires && (best",
 		Wrong: "t := s.Taint; (best",
 	}},
-	{76, plant.Bug{
-		Name: "what owners booked late is booked again", File: "routing/arrears.go",
-		Right: "		b.of.tokens -= b.n\n",
-		Wrong: "		b.of.tokens -= 0 * b.n\n",
-	}},
 	{67, plant.Bug{
 		Name: "an account moves without its sum", File: "leasing/handover.go",
 		Right: "	c := counter{sum: x.Sum,",

@@ -151,7 +151,8 @@ func fleetProblems(s *State, say sayer) {
 	}
 	if len(sets) > 1 {
 		say(Warn, "rules-differ",
-			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+few(others(sets))+".",
+			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+
+				few(others(sets))+".",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }

@@ -324,6 +324,7 @@ type Ask struct {
 	OverLimit     bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
 	Charged       int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
 	Debt          int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that
+	Arrears       bool                   `protobuf:"varint,10,opt,name=arrears,proto3" json:"arrears,omitempty"`                     // it books what the sender has decided
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -419,6 +420,13 @@ func (x *Ask) GetDebt() int64 {
 		return x.Debt
 	}
 	return 0
+}
+
+func (x *Ask) GetArrears() bool {
+	if x != nil {
+		return x.Arrears
+	}
+	return false
 }
 
 type Rule struct {
@@ -964,7 +972,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\xc8\x01\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\xe2\x01\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -975,7 +983,9 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
-	"\x04debt\x18\f \x01(\x03R\x04debt\"\x90\x03\n" +
+	"\x04debt\x18\f \x01(\x03R\x04debt\x12\x18\n" +
+	"\aarrears\x18\n" +
+	" \x01(\bR\aarrears\"\x90\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
