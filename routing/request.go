@@ -92,7 +92,7 @@ func (r *request) without(now instant, i int, call *call, v verdict) {
 	}
 	r.verdicts[i] = v
 	// An ask that the policy admits has cost what the owner charges for it after all, which therefore stays. One that
-	// is refused has cost nothing. With a store, that of a caller that has left does not stay: the caller takes all back.
+	// is refused has cost nothing. With a store, a caller that has left takes back what its asks have cost.
 	if left := r.until == 0; v.OverLimit || left && r.inStore() {
 		r.regret(now, i, call)
 	}

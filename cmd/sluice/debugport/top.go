@@ -104,9 +104,9 @@ func (v *Summary) writeTrouble(out io.Writer) {
 		n := &v.Nodes[i]
 		switch {
 		case n.err != nil && n.LastAnswer.IsZero():
-			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.Debug)
+			fmt.Fprintf(out, "%s DOES NOT ANSWER (runbook: node-down)\n", n.Debug)
 		case n.err != nil:
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.Debug, v.At.Sub(n.LastAnswer).Round(time.Second))
+			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago (runbook: node-down)\n", n.Debug, v.At.Sub(n.LastAnswer).Round(time.Second))
 		case n.state.Config.Error != "":
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
 			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.Debug, first)

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// trouble is a thing that goes wrong, and the lead by which an operator finds it.
+type trouble struct {
+	lead  string   // the console's first problem, by its runbook
+	says  []string // its text has these
+	also  []string // problems that may follow from it
+	cause func(*troubled)
+	ask   func(x *troubled, i int) // nil: a request under a limit
+	cure  func(*troubled)          // nil: there is none within a minute
+}
+
+// troubled is a fleet in a trouble. Its store is behind a proxy.
+type troubled struct {
+	*fleet
+	server *redistest.Server
+	proxy  *redistest.Proxy
+}
+
+// problem is one of the console's.
+type problem struct{ What, Detail, Runbook string }
+
+// problems are those of the first node.
+func (x *troubled) problems() (all []problem) {
+	_, text := x.nodes[0].get(x.nodes[0].debug + "/console/state")
+	var state struct{ Problems []problem }
+	if err := json.Unmarshal([]byte(text), &state); err != nil {
+		x.Errorf("%v: %s", err, text)
+	}
+	return state.Problems
+}
+
+// removes takes the silent nodes out of the list.
+func (x *troubled) removes() {
+	_, text := x.nodes[0].get(x.nodes[0].debug + "/console/state")
+	var listed struct {
+		Nodes []struct {
+			Name   string
+			Silent bool
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &listed); err != nil {
+		x.Fatal(err)
+	}
+	for _, n := range listed.Nodes {
+		if !n.Silent {
+			continue
+		}
+		first := x.nodes[0]
+		answer, text := first.do("POST", first.debug+"/admin/remove?node="+n.Name, "", "Authorization", "Bearer hunter2")
+		if answer.StatusCode != http.StatusOK {
+			x.Errorf("%s: %s", answer.Status, text)
+		}
+	}
+}
+
+const troubledRules = `domain: d
+coordination: {store_deadline: 100ms, on_store_failure: closed}
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1000}}
+  - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000}}
+`
+
+var troubles = map[string]trouble{
+	"a slow store": {
+		lead: "store-slow", says: []string{"A reply of the store takes ", "store_deadline of the rules is 100 ms"},
+		also:  []string{"slow", "fallback-active"}, // on a busy machine some replies are too late
+		cause: func(x *troubled) { x.proxy.Delay(70 * time.Millisecond) },
+		cure:  func(x *troubled) { x.proxy.Delay(0) },
+	},
+	"a dead node": {
+		lead: "node-down", says: []string{"1 of 2 nodes are silent"},
+		cause: func(x *troubled) { x.nodes[1].ends(syscall.SIGKILL) },
+		cure:  (*troubled).removes,
+	},
+	"an outage in the middle of a window": {
+		lead: "store-breaker-open", says: []string{"The store has not answered"},
+		also:  []string{"fallback-active", "slow"},
+		cause: func(x *troubled) { x.server.Signal(syscall.SIGSTOP) },
+		cure:  func(x *troubled) { x.server.Signal(syscall.SIGCONT) },
+	},
+	"a key that no rule has": {
+		lead: "unlimited", says: []string{"no rule of d has the key usr"},
+		cause: func(*troubled) {},
+		ask:   func(x *troubled, i int) { x.nodes[0].post("usr", fmt.Sprint(i)) },
+	},
+	"a limit without charges": {
+		lead: "silent-limit", says: []string{"d.tokens (", "checks and no charge"},
+		cause: func(*troubled) {},
+		ask:   func(x *troubled, i int) { x.charge(0, "tokens", fmt.Sprint(i%10), 0) },
+	},
+}
+
+// Each trouble has the right lead within a minute, in the console and in top, and no wrong one. There is none before it,
+// and after its cure.
+func TestTroubles(t *testing.T) {
+	for name, trouble := range troubles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			proxy := redistest.NewProxy(t, server.Addr)
+			f := newFleet(t, 2, setup{rules: troubledRules, store: slowStore{server, proxy}})
+			x := &troubled{f, server, proxy}
+			asked := 0
+			usual := func(x *troubled, i int) { x.nodes[0].post("user", fmt.Sprint(i)) }
+			ask := usual
+			shown := func(is func([]problem) bool) func() bool {
+				return func() bool {
+					asked++
+					ask(x, asked)
+					return is(x.problems())
+				}
+			}
+			first := x.nodes[0]
+			first.eventually("both nodes are there", func() bool { return first.seen() == 2 })
+			for range 50 {
+				first.eventually("there is no problem", shown(func(all []problem) bool { return len(all) == 0 }))
+			}
+			trouble.cause(x)
+			if trouble.ask != nil {
+				ask = trouble.ask
+			}
+			said := ""
+			first.eventually("the trouble is named", shown(func(all []problem) bool {
+				for _, p := range all {
+					if p.Runbook != trouble.lead && !slices.Contains(trouble.also, p.Runbook) {
+						t.Errorf("a wrong lead: %+v", p)
+					}
+				}
+				if len(all) > 0 {
+					said = all[0].What + ": " + all[0].Detail
+				}
+				return len(all) > 0 && all[0].Runbook == trouble.lead
+			}))
+			for _, want := range trouble.says {
+				if !strings.Contains(said, want) {
+					t.Errorf("it says %q, without %q", said, want)
+				}
+			}
+			_, out, errs := runLine("top", "--all", first.debug, "--times=1")
+			if !strings.Contains(out, "(runbook: "+trouble.lead+")") {
+				t.Errorf("top does not name it:\n%s%s", out, errs)
+			}
+			ask = usual
+			if trouble.cure != nil {
+				trouble.cure(x)
+				first.eventually("it is over", shown(func(all []problem) bool { return len(all) == 0 }))
+			}
+		})
+	}
+}
