@@ -28,7 +28,6 @@ const (
 func (c *core) decideInStore(ctx context.Context, now instant, asks []ask, verdicts []verdict) {
 	for i := range asks {
 		if c.elsewhere(&asks[i]) != "" {
-			ratelimit.Waits(ctx)
 			r := c.newRequest(ctx, now, asks, verdicts)
 			r.withStore(now)
 			return
@@ -44,6 +43,7 @@ func (r *request) withStore(now instant) {
 	for i := range r.asks {
 		places[i], calls[i] = r.send(now, &r.asks[i])
 	}
+	ratelimit.Waits(r.ctx) // after the asks have left: what it wakes competes with them
 	// What others decide travels while this node decides its own.
 	runs(len(places), func(i int) bool { return places[i] == here }, func(from, to int) {
 		r.base.decide(r.ctx, now, 0, r.asks[from:to], r.verdicts[from:to])

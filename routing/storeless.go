@@ -61,7 +61,6 @@ func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, ver
 	}
 	for i := range asks {
 		if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil) != ownDecided {
-			ratelimit.Waits(ctx)
 			c.newRequest(ctx, now, asks[i:], verdicts[i:]).storeless(now)
 			return
 		}
@@ -73,6 +72,7 @@ func (r *request) storeless(now instant) {
 	for i := range all { // what others do for one ask goes on while they do it for the next
 		all[i] = r.begin(now, i, nil)
 	}
+	ratelimit.Waits(r.ctx) // after the asks have left: what it wakes competes with them
 	for i := range all {
 		r.finish(i, all[i])
 	}
