@@ -220,8 +220,11 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	ended, certain := k.Enter(now, there, &rule.Limit)
 	f.reportLocked(k, ended, beyond)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
-	// name, its first claim would take that usage back. A rule that reclaims, or no longer does, needs another name.
-	if certain && ended.Deadline != 0 && (k.Window < ended.Window || k.cell.Val.lapses() != rule.Reclaims()) {
+	// name, its first claim would take that usage back. A rule that reclaims, or no longer does, needs another name: in
+	// the next window, or as long as the ledger has no record of this one.
+	back := ended.Deadline != 0 && k.Window < ended.Window
+	nameless := ended.Deadline != 0 || k.LastAnswer == 0 && !k.InFlight()
+	if certain && (back || nameless && k.cell.Val.lapses() != rule.Reclaims()) {
 		k.cell.Val.as = f.nextName(rule)
 	}
 	k.shard.endLocked(k.cell)

@@ -8,6 +8,7 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -78,9 +79,15 @@ func (s *screened) pictures(scene string) {
 				dir = s.TempDir()
 			}
 			name := filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", scene, width, map[bool]string{false: "light", true: "dark"}[dark]))
+			s.window(width, 900, dark)
+			s.eventually("it is folded on a phone", fmt.Sprintf("[...document.querySelectorAll('details.section')].every((d) => d.open === %t)", width > 640))
 			s.shoot(name, width, dark)
 			if wide := s.eval("document.documentElement.scrollWidth"); wide != fmt.Sprint(width) {
 				s.Errorf("%s: at %d pixels the page is %s wide: it does not fit", scene, width, wide)
+			}
+			high, _ := strconv.Atoi(s.eval("document.documentElement.scrollHeight"))
+			if width == 400 && (high == 0 || high > 5*844) {
+				s.Errorf("%s: on a phone the page has %d pixels, more than five screens of 844", scene, high)
 			}
 			f, err := os.Open(name)
 			if err != nil {

@@ -19,6 +19,21 @@ function even(v) {
   return [1, 2, 5, 10].map((f) => f * ten).find((top) => top >= v * 0.9999);
 }
 
+// unbroken are the runs of values to draw as one line each: where there is no value, or none for longer than usual, is a
+// gap.
+function unbroken(at, values) {
+  const steps = at.slice(1).map((t, i) => t - at[i]).toSorted((a, b) => a - b), usual = steps[Math.floor(steps.length / 2)] || 0;
+  const runs = [];
+  let last = -1;
+  values.forEach((v, i) => {
+    if (v < 0) return;
+    if (last !== i - 1 || last < 0 || at[i] - at[last] > 3 * usual) runs.push([]);
+    runs.at(-1).push(i);
+    last = i;
+  });
+  return runs;
+}
+
 // chart draws lines over the last quarter of an hour. mark is a value to compare
 // with: [value, what it is].
 function chart(title, unit, at, lines, mark) {
@@ -42,8 +57,11 @@ function chart(title, unit, at, lines, mark) {
     s.append(svg('line', { class: 'mark', x1: left, x2: w - right, y1: y(mark[0]), y2: y(mark[0]) }));
   }
   for (const l of shown) {
-    const points = l.values.map((v, i) => v < 0 ? null : x(at[i]).toFixed(1) + ',' + y(v).toFixed(1)).filter((p) => p);
-    s.append(svg('polyline', { class: l.className, points: points.join(' ') }));
+    for (const part of unbroken(at, l.values)) {
+      const points = part.map((i) => x(at[i]).toFixed(1) + ',' + y(l.values[i]).toFixed(1));
+      if (points.length === 1) points.push(points[0]); // a dot
+      s.append(svg('polyline', { class: l.className, points: points.join(' ') }));
+    }
   }
   // Last, and with a rim: lines run behind it.
   if (mark) s.append(svg('text', { class: 'axis label', x: left + 4, y: y(mark[0]) + (y(mark[0]) < 20 ? 11 : -3) }, mark[1]));
@@ -55,6 +73,9 @@ function chart(title, unit, at, lines, mark) {
   box.append(head, make('p', unit, 'unit'), s, key);
   return box;
 }
+
+// chartOf is the place of a rule's chart on the page.
+const chartOf = (id) => 'chart-' + encodeURIComponent(id);
 
 function drawCharts(rules) {
   const p = past;
@@ -76,7 +97,9 @@ function drawCharts(rules) {
   $('charts').replaceChildren(
     ...p.rules.map((c) => {
       const [domain, rule, mode] = c.id.split('\n'), r = known.get(c.id);
-      return chart(domain + '.' + rule, 'decisions a second, all keys' + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
+      const box = chart(domain + '.' + rule, 'decisions a second, all keys' + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
+      box.id = chartOf(c.id);
+      return box;
     }),
   );
 }

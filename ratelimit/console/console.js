@@ -95,12 +95,22 @@ function storeCard(s) {
   return [mean > 0 ? (mean * 1000).toFixed(2) + ' ms' : '–', 'for a reply of the store, in the last ten seconds' + of + '; ' + number(s.recent.trips) + ' round trips/s', mean > least / 2 && least > 0 ? 'warn' : ''];
 }
 
+// fleetRates are the rates of all nodes that respond, and the worst p99; those of this node, if it is alone.
+function fleetRates(s) {
+  const nodes = s.nodes_old ? [] : (s.nodes || []).filter((n) => !n.silent && n.rates);
+  if (nodes.length < 2) return [s.recent, 'at this node', 'at this node'];
+  const sum = (name) => nodes.reduce((t, n) => t + (n.rates[name] || 0), 0);
+  const all = { passed: sum('passed'), refused: sum('refused'), failed: sum('failed') };
+  all.p99_seconds = Math.max(...nodes.map((n) => n.rates.p99_seconds || 0));
+  return [all, 'of ' + nodes.length + ' nodes', 'at the slowest of ' + nodes.length + ' nodes'];
+}
+
 function showCards(s) {
-  const r = s.recent, calls = r.passed + r.refused + r.failed;
+  const r = s.recent, [f, where, slowest] = fleetRates(s), calls = f.passed + f.refused + f.failed;
   const cards = [
     limitsCard(s),
-    [share(r.refused, calls) === '–' ? '0 %' : share(r.refused, calls), 'refused, ' + number(r.refused) + ' of ' + number(calls) + ' calls/s', ''],
-    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'for the slowest in a hundred calls (p99)', r.p99_seconds > 0.01 ? 'warn' : ''],
+    [share(f.refused, calls) === '–' ? '0 %' : share(f.refused, calls), 'refused, ' + number(f.refused) + ' of ' + number(calls) + ' calls/s ' + where, ''],
+    [f.p99_seconds > 0 ? number(f.p99_seconds * 1e3) + ' ms' : '–', 'for the slowest in a hundred calls (p99), ' + slowest, f.p99_seconds > 0.01 ? 'warn' : ''],
     storeCard(s),
   ];
   $('cards').replaceChildren(...cards.map(([v, k, className]) => {
@@ -129,6 +139,12 @@ function highest(r, outage) {
   return [cell, 'n ' + (r.windows_beyond_bound > 0 ? 'bad' : over ? 'warn' : '')];
 }
 
+// On a phone, what is seldom needed is folded.
+const phone = matchMedia('(max-width: 640px)');
+const fold = () => document.querySelectorAll('details.section').forEach((d) => { d.open = !phone.matches; });
+phone.addEventListener('change', fold);
+fold();
+
 let before = null;
 function showRules(s) {
   const seconds = before ? (new Date(s.now) - new Date(before.now)) / 1000 : 0;
@@ -137,8 +153,10 @@ function showRules(s) {
   const id = (r) => [r.domain, r.rule, r.mode].join('\n');
   rows('rules', sorted, id, (r) => {
     const o = old.get(id(r)), rate = (now, then) => o && seconds > 0 ? number(Math.max(0, now - then) / seconds) : '–';
+    const name = make('a', ruleName(r));
+    name.href = '#' + encodeURIComponent(chartOf(id(r)));
     return [[
-      [ruleName(r)], [r.mode], [r.limit], highest(r, s.store.breaker_open),
+      [name], [r.mode], [r.limit], highest(r, s.store.breaker_open),
       [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'],
       [sources(r), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];
