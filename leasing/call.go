@@ -223,7 +223,7 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	// name, its first claim would take that usage back. A rule that reclaims, or no longer does, needs another name: in
 	// the next window, or as long as the ledger has no record of this one.
 	back := ended.Deadline != 0 && k.Window < ended.Window
-	nameless := ended.Deadline != 0 || k.LastAnswer == 0 && !k.InFlight()
+	nameless := ended.Deadline != 0 || k.Untold()
 	if certain && (back || nameless && k.cell.Val.lapses() != rule.Reclaims()) {
 		k.cell.Val.as = f.nextName(rule)
 	}

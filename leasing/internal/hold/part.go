@@ -80,6 +80,9 @@ func (p *Part) Unspent() tokens {
 // Drift is the usage above the total, by a share or a charge.
 func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 
+// Untold reports whether the ledger certainly has no record of the part: no message about it was sent.
+func (p *Part) Untold() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.restate }
+
 // InFlight tells whether a message is in flight.
 func (p *Part) InFlight() bool { return p.inFlight != 0 }
 
