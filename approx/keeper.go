@@ -170,7 +170,7 @@ func (k *Keeper) epoch() ratelimit.EpochKnown {
 	return k.Epoch()
 }
 
-// Answer takes in how an application went that was sent at an instant, under a
+// Answer records how an application went that was sent at an instant, under a
 // plan.
 func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Tenancy, err error) {
 	before := k.now.Load()

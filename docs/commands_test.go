@@ -94,7 +94,7 @@ func TestMakefileTellsBefore(t *testing.T) {
 	}
 }
 
-// findsOne tells whether a pattern of -run, -bench or -fuzz finds anything in a
+// findsOne reports whether a pattern of -run, -bench or -fuzz finds anything in a
 // package, or below it.
 func findsOne(t *testing.T, tests map[string][]string, dir, about, pattern string) bool {
 	t.Helper()

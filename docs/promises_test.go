@@ -19,7 +19,7 @@ var (
 	leads = regexp.MustCompile(`\]\(([^)#]*)#?([^)]*)\)`)
 )
 
-// shows tells whether a text of a page names what shows a promise.
+// shows reports whether a text of a page names what shows a promise.
 func shows(all map[string]string, page, text string) bool {
 	if shown.MatchString(text) {
 		return true

@@ -131,8 +131,8 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 // firstWait is a beat of nodes that have read another epoch, and the trip in which they say so.
 const firstWait = 3 * greetEvery / 2
 
-// waits tells whether the first epoch of this process is so new that nodes which have read another may not have said so
-// yet. Until then, the lane has no clock, so that nothing is claimed.
+// waits reports whether the first epoch of this process is so new that nodes which have read another may not have said
+// so yet. Until then, the lane has no clock, so that nothing is claimed.
 func (e *epochs) waits(at ledgerTime) bool {
 	return e.first && e.epoch.Began.Add(-ratelimit.YoungMost) <= at && at < e.epoch.Began.Add(firstWait)
 }
@@ -152,7 +152,7 @@ func (f *Fleet) stepped(by time.Duration) {
 	f.OnWarning(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
 }
 
-// inWindow tells whether a message is about an account of a window.
+// inWindow reports whether a message is about an account of a window.
 func inWindow(c *account.Claim) bool { return c.Limit.Algorithm != ratelimit.TokenBucket }
 
 func (b *batch) count(grants []account.Grant, err error) {

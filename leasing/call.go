@@ -56,7 +56,7 @@ func (c *call) patience() time.Duration {
 	return c.deadline
 }
 
-// waitsFor tells whether one of the first n asks has this key, and still waits.
+// waitsFor reports whether one of the first n asks has this key, and still waits.
 func (c *call) waitsFor(key []byte, n int) bool {
 	return slices.ContainsFunc(c.waits[:n], func(w waiter) bool { return !w.done && bytes.Equal(w.ask.Key, key) })
 }
@@ -257,7 +257,7 @@ func (c *call) askLocked(now instant, k entry, w *waiter) {
 // recallPause is the wait before another claim while recalled nodes give their tokens back.
 const recallPause = 2 * time.Millisecond
 
-// retried tells whether an error is no failure of the store: the claim is made again.
+// retried reports whether an error is no failure of the store: the claim is made again.
 func retried(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver) ||
 		errors.Is(err, account.ErrMoved)

@@ -301,7 +301,7 @@ func (l *slotLane) retryLocked(n int) {
 	l.failed = slices.Delete(l.failed, 0, n)
 }
 
-// leaves tells whether a call is still of use, and notes that it leaves.
+// leaves reports whether a call is still of use, and notes that it leaves.
 func (c *slotCall) leaves(now instant) bool {
 	if c.Op == account.SlotGive && now >= c.till { // the slot's time is over
 		c.finish(account.SlotAnswer{})

@@ -106,7 +106,7 @@ func (c *counter) left(now ledgerTime, l *ratelimit.Limit) tokens {
 	return max(0, l.Requests-c.used(now, l))
 }
 
-// indebted tells whether more was charged than the limit.
+// indebted reports whether more was charged than the limit.
 func (c *counter) indebted(now ledgerTime, l *ratelimit.Limit) bool {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return c.state < 0
@@ -281,7 +281,7 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	return c.ends + ledgerTime(c.extra)
 }
 
-// charged tells whether a counter of windows has usage.
+// charged reports whether a counter of windows has usage.
 func (c *counter) charged() bool { return c.sum != 0 || c.extra != 0 }
 
 // fullAt is the time at which a bucket is full without further usage: never, if it does not refill.

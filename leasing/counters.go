@@ -116,7 +116,7 @@ func (p *counters) enter(
 	return now, c
 }
 
-// windowed tells whether an algorithm counts in windows.
+// windowed reports whether an algorithm counts in windows.
 func windowed(a ratelimit.Algorithm) bool {
 	return a == ratelimit.FixedWindow || a == ratelimit.SlidingWindow
 }
@@ -143,7 +143,7 @@ func (p *counters) add(
 	return c
 }
 
-// dead tells whether a key equals a new one, and can be dropped.
+// dead reports whether a key equals a new one, and can be dropped.
 func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 	if now < c.Val.dead(algorithmOf(c)) {
 		return false

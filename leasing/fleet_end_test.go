@@ -26,7 +26,7 @@ func (e *elsewhen) Settle(
 	return ratelimit.Epoch{ID: 1}, 1_000_001, nil
 }
 
-// A node ends although what it has to tell is never taken in.
+// A node ends although what it has to tell is never accepted.
 func TestNodeEndsUntold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

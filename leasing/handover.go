@@ -37,7 +37,7 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 	return *v == Visit{}
 }
 
-// Has tells whether the key has an account here that moves with a ring: one of a mode with owners.
+// Has reports whether the key has an account here that moves with a ring: one of a mode with owners.
 func (l *Local) Has(key []byte) bool {
 	s, _, c := l.tracked.locked(key)
 	defer s.mu.Unlock()

@@ -40,7 +40,7 @@ func (e *epochs) part(l *ratelimit.Limit) tokens {
 	return l.Capacity() / tokens(ratelimit.LossPart*e.peers)
 }
 
-// had tells whether the epoch was reported in a life.
+// had reports whether the epoch was reported in a life.
 func (e *epochs) had(stated uint8) bool { return e.life-stated <= e.life-e.began }
 
 // aliveFor is the time after its last answer for which the ledger counts as alive.
@@ -70,7 +70,7 @@ func (l *fleetLane) young(now instant) (epochs, bool) {
 	return is, is.epoch.Young(early)
 }
 
-// alive tells whether the ledger answers other messages.
+// alive reports whether the ledger answers other messages.
 func (l *fleetLane) alive(now instant) bool {
 	if l.Open() {
 		return false

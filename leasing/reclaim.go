@@ -72,10 +72,10 @@ func (r *reclaim) open() {
 	r.wanted, r.short = make(chan struct{}, 1), map[accountOf]shortage{}
 }
 
-// lapses tells whether the leases of a key end with this node's registration.
+// lapses reports whether the leases of a key end with this node's registration.
 func (k *key) lapses() bool { return ratelimit.Holder(k.as).Lapses() }
 
-// owes tells whether the ledger lacks usage of a key: of one that lapses, others would take it back.
+// owes reports whether the ledger lacks usage of a key: of one that lapses, others would take it back.
 func (k *key) owes() bool { return k.Unreported() || k.lapses() && k.Recent() > 0 }
 
 // nameOf is a number of this node's names as one for a rule.
@@ -87,7 +87,7 @@ func nameOf(r *ratelimit.Rule, n uint64) uint32 {
 	return uint32(name)
 }
 
-// mayAsk tells whether a key may be decided by the ledger: one that lapses only while this node is registered.
+// mayAsk reports whether a key may be decided by the ledger: one that lapses only while this node is registered.
 func (f *Fleet) mayAsk(now instant, k entry) bool { return !k.cell.Val.lapses() || f.Registered(now) }
 
 // mayAskLocked is like mayAsk. It has the node registered if it is not.
@@ -103,7 +103,7 @@ func (f *Fleet) mayAskLocked(now instant, k entry) bool {
 	return false
 }
 
-// Registered tells whether this node is certainly registered.
+// Registered reports whether this node is certainly registered.
 func (f *Fleet) Registered(now instant) bool { return now < instant(f.reclaim.ends.Load()) }
 
 // trimLocked gives back tokens of a key that lapses, beyond its waiting requests and a lease: others count on it that a
@@ -114,7 +114,7 @@ func (k *entry) trimLocked() {
 	}
 }
 
-// RegisterDue tells whether to register this node now, and drops the leases of a registration that may be over.
+// RegisterDue reports whether to register this node now, and drops the leases of a registration that may be over.
 // RegisterAnswered takes the answer. One goroutine calls both.
 func (f *Fleet) RegisterDue(now instant) bool {
 	r := &f.reclaim

@@ -176,7 +176,7 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 	return c
 }
 
-// mayGoLocked tells whether a key can be dropped without a loss: the ledger has its total, and nothing is in hand. If
+// mayGoLocked reports whether a key can be dropped without a loss: the ledger has its total, and nothing is in hand. If
 // the key returns, it has another name: under the old one it would take back its usage. A key with usage in its
 // window is dropped from a full table only, and not in a young epoch: no other node can state it again.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {

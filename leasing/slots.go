@@ -33,7 +33,7 @@ func heldBy(all account.Slots) counter {
 // room for at least one key's.
 const slotsForKey = 4
 
-// roomForSlots tells whether there is room for a slot. A full part drops its ended slots: once a second at most,
+// roomForSlots reports whether there is room for a slot. A full part drops its ended slots: once a second at most,
 // because that visits all keys.
 func (s *counterShard) roomForSlots(now ledgerTime) bool {
 	most := max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))

@@ -527,7 +527,7 @@ func TestSlotsOfOtherParts(t *testing.T) {
 // laneOf is the way of a key's slots.
 func laneOf(f *Concurrency, key string) *slotLane { return f.lane(ratelimit.KeyName([]byte(key))) }
 
-// openOf tells whether the lane of a key counts its ledger as dead.
+// openOf reports whether the lane of a key counts its ledger as dead.
 func openOf(f *Concurrency, key string) bool {
 	return laneOf(f, key).Open()
 }

@@ -56,7 +56,7 @@ func (w *Wait) Patience() time.Duration { return w.call.patience() }
 // Advance decides all asks that can be decided now. It reports whether any still waits.
 func (w *Wait) Advance(now instant) bool { return w.call.advance(now) }
 
-// Decided tells whether one ask is decided, and so charged.
+// Decided reports whether one ask is decided, and so charged.
 func (w *Wait) Decided(i int) bool {
 	for j := range w.call.waits {
 		if p := &w.call.waits[j]; p.verdict == &w.verdicts[i] {

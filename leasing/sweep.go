@@ -111,7 +111,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	return false
 }
 
-// unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
+// unreported reports whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
 	windowed := k.Till != hold.Never && k.Unspent() > 0
 	return k.InFlight() || k.owes() || windowed || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
@@ -120,14 +120,14 @@ func (k *key) unreported(now instant) bool {
 // restAfter is the time for which a key is busy after its last request.
 const restAfter = 2 * SweepEvery * sweepParts
 
-// keptIdle tells whether a node keeps the lease of an idle key: if there is plenty, and the lease has no end. Others
+// keptIdle reports whether a node keeps the lease of an idle key: if there is plenty, and the lease has no end. Others
 // recall it when they need it. In a nearly full table, other keys need its place.
 func (f *Fleet) keptIdle(k entry) bool {
 	t := k.shard.keys
 	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
 }
 
-// Young tells whether a part of the ledger may have lost its data a moment ago.
+// Young reports whether a part of the ledger may have lost its data a moment ago.
 func (f *Fleet) Young() bool {
 	now := f.clock()
 	for i := range f.lanes {
@@ -138,7 +138,7 @@ func (f *Fleet) Young() bool {
 	return false
 }
 
-// Ready tells whether each part of the ledger has answered, and has the totals of all nodes.
+// Ready reports whether each part of the ledger has answered, and has the totals of all nodes.
 func (f *Fleet) Ready() bool {
 	answered, all := f.PartsAnswered()
 	return answered == all && !f.Young()
@@ -201,7 +201,7 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	return known
 }
 
-// Restating tells whether the ledger may have lost its data, and this node has not restated all of its totals.
+// Restating reports whether the ledger may have lost its data, and this node has not restated all of its totals.
 func (f *Fleet) Restating() bool {
 	return f.Young() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
@@ -209,13 +209,13 @@ func (f *Fleet) Restating() bool {
 	})
 }
 
-// Drifting tells whether this node has unconfirmed drift, in current windows.
+// Drifting reports whether this node has unconfirmed drift, in current windows.
 func (f *Fleet) Drifting() bool {
 	now := f.clock()
 	return f.any(func(k *entry) bool { return k.Drifting(now, k.rule().Limit.Period()) })
 }
 
-// any tells whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
+// any reports whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
 func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	var scratch use
 	for i := range f.shards {

@@ -19,7 +19,7 @@ func (l Limit) HoldsSlot() *Hold {
 	return &Hold{Amount: 1, TTL: l.Period(), OnUnknown: UnknownReleases}
 }
 
-// OfSlot tells whether an ask is about a slot.
+// OfSlot reports whether an ask is about a slot.
 func (a *Ask) OfSlot() bool { return a.Rule.Limit.Algorithm == Concurrency }
 
 // SlotHeld says whether an ask's slot is among those that are taken.
@@ -29,7 +29,7 @@ type SlotHeld bool
 const NoSlot SlotHeld = false
 
 // DecideSlot answers an ask under a concurrency limit, where so many slots are taken: before the ask, or after it where
-// it took or gave back one. has tells whether the ask's own slot is, or was, among them.
+// it took or gave back one. has reports whether the ask's own slot is, or was, among them.
 func (a *Ask) DecideSlot(taken Tokens, has SlotHeld) (v Verdict) {
 	limit := a.Rule.Limit.Requests
 	v.Remaining, v.Window = max(0, limit-taken), a.Window

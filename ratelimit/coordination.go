@@ -110,7 +110,8 @@ type LeaseSize struct {
 	Fixed Tokens // 0 means auto: sized by measured demand
 }
 
-// Stretched tells whether leases of a rule may be larger than measured demand, while there is plenty of the limit left.
+// Stretched reports whether leases of a rule may be larger than measured demand, while there is plenty of the limit
+// left.
 func (r *Rule) Stretched() bool {
 	return r.Coordination.Lease.Fixed == 0 && !r.Reclaims() && r.Limit.Algorithm != TokenBucket
 }

@@ -54,7 +54,7 @@ type RuleCounters struct {
 // concurrent use, except turn, which one goroutine calls.
 type Peak struct{ now, before, ever atomic.Int64 }
 
-// See takes in a value. It does not block.
+// See records a value. It does not block.
 func (p *Peak) See(v Tokens) { raise(&p.now, int64(v)) }
 
 func raise(p *atomic.Int64, v int64) {
@@ -69,7 +69,7 @@ func (p *Peak) turn() {
 	p.before.Store(p.now.Swap(0))
 }
 
-// add takes in the values of another peak.
+// add adds the values of another peak.
 func (p *Peak) add(o *Peak) {
 	p.See(o.Lately())
 	raise(&p.ever, int64(o.Ever()))

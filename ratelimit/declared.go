@@ -125,7 +125,7 @@ type Wait struct {
 	For     WaitFor       `json:"for"`
 	Longest time.Duration `json:"longest_ns"`
 	// WithShare is the longest wait of a decision of mode approx at a node with a rest of its share of the
-	// drift budget. Drifts tells whether the rule has such shares.
+	// drift budget. Drifts reports whether the rule has such shares.
 	WithShare time.Duration `json:"with_drift_share_ns,omitempty"`
 	Drifts    bool          `json:"drifts,omitempty"`
 }

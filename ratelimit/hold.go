@@ -64,10 +64,10 @@ const (
 // MostHoldOn is how many hits On may have.
 const MostHoldOn = 8
 
-// Identified tells whether a hold has an id, which comes back with its cost.
+// Identified reports whether a hold has an id, which comes back with its cost.
 func (h *Hold) Identified() bool { return len(h.On) == 0 }
 
-// Takes tells whether a call with so many hits takes a hold.
+// Takes reports whether a call with so many hits takes a hold.
 func (h *Hold) Takes(hits Tokens) bool { return h.Identified() || slices.Contains(h.On, hits) }
 
 // Validate says what does not fit together, or does not fit the limit. Each error begins with the field's name.

@@ -30,13 +30,13 @@ const (
 	YoungMost = 5 * YoungFor
 )
 
-// Young tells whether the ledger may lack totals at a time: it grants nothing. Clocks of servers and nodes may differ
+// Young reports whether the ledger may lack totals at a time: it grants nothing. Clocks of servers and nodes may differ
 // by YoungMost. An epoch that is to begin later is from before the clock was set back, and does not count.
 func (e Epoch) Young(at LedgerTime) bool {
 	return e.ID != 0 && e.Began.Add(-YoungMost) <= at && at < e.Ends
 }
 
-// Prolongs tells whether a node with totals to state may prolong the youth.
+// Prolongs reports whether a node with totals to state may prolong the youth.
 func (e Epoch) Prolongs(at LedgerTime) bool { return e.Young(at) && at < e.Began.Add(YoungMost) }
 
 // EpochKnown is a node's record of the epochs of all parts of its ledger together. The zero EpochKnown is

@@ -97,7 +97,7 @@ func (u Unit) Length() time.Duration {
 	return 0
 }
 
-// OfCalendar tells whether windows of the unit differ in length, as months do.
+// OfCalendar reports whether windows of the unit differ in length, as months do.
 func (u Unit) OfCalendar() bool { return u >= CalendarMonth }
 
 // Wire is the unit's number for Envoy.

@@ -23,7 +23,7 @@ const (
 	Release
 )
 
-// Settles tells whether a kind corrects the charge of an earlier Spend.
+// Settles reports whether a kind corrects the charge of an earlier Spend.
 func (k Kind) Settles() bool { return k >= Charge }
 
 // Ask is one descriptor's question: may Cost be spent on Key under Rule?
@@ -39,8 +39,9 @@ type Ask struct {
 	Window Window
 }
 
-// Books tells whether a Charge or a Release counts where the window w goes on. A bucket has one window. An ended window
-// credits nothing. A charge of an ended sliding window counts in the one that goes on, which counts the ended one, too.
+// Books reports whether a Charge or a Release counts where the window w goes on. A bucket has one window. An ended
+// window credits nothing. A charge of an ended sliding window counts in the one that goes on, which counts the ended
+// one, too.
 func (a *Ask) Books(w Window) bool {
 	l := &a.Rule.Limit
 	return a.Window == 0 || a.Window == w || l.Algorithm == TokenBucket ||
@@ -182,7 +183,7 @@ type RoutingStats struct {
 	NotOwner   uint64            `json:"-"`                  // asks that came to a node that does not own their key
 	Refused    uint64            `json:"-"`                  // peers that could not prove to be one
 	Malformed  uint64            `json:"-"`                  // messages that made no sense, and changed nothing
-	RejectedBy map[string]uint64 `json:"-"`                  // what peers sent and was not taken in, by kind
+	RejectedBy map[string]uint64 `json:"-"`                  // what peers sent and was not accepted, by kind
 	Handed     uint64            `json:"-"`                  // accounts given to their new owners
 	Hot        uint64            `json:"-"`                  // decisions here on hot keys of other owners
 	Instead    uint64            `json:"-"`                  // decisions by a lease here: the owner did not answer

@@ -49,7 +49,7 @@ var modes = []ModeSpec{
 // Spec returns the mode's line in the table. It is shared: do not change it.
 func (m Mode) Spec() *ModeSpec { return &modes[m] }
 
-// KnownMode tells whether a number that a peer sent is a mode.
+// KnownMode reports whether a number that a peer sent is a mode.
 func KnownMode(n uint32) bool { return int(n) < len(modes) }
 
 // String is the name that a config may use.

@@ -16,7 +16,7 @@ func (r *Rule) WhyNoOverrides() string {
 	}
 }
 
-// RefusesAll tells whether a rule refuses each request, with no override that could admit one.
+// RefusesAll reports whether a rule refuses each request, with no override that could admit one.
 func (r *Rule) RefusesAll() bool {
 	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0
 }

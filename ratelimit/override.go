@@ -18,7 +18,7 @@ type Override struct {
 	By, Reason string
 }
 
-// In tells whether it is in force at a time of the store's clock. Of none, nothing is.
+// In reports whether it is in force at a time of the store's clock. Of none, nothing is.
 func (o *Override) In(at LedgerTime) bool {
 	return o != nil && (o.Expires == 0 || at < o.Expires)
 }
@@ -26,11 +26,11 @@ func (o *Override) In(at LedgerTime) bool {
 // MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
 const MostBurst Tokens = 1<<32 - 1
 
-// Overridable tells whether overrides of the limit are read.
+// Overridable reports whether overrides of the limit are read.
 func (l *Limit) Overridable() bool { return l.Ceiling > 0 }
 
-// Bans tells whether an override admits nothing. It counts whatever the rule says: a rule that is changed must not lift
-// it.
+// Bans reports whether an override admits nothing. It counts whatever the rule says: a rule that is changed must not
+// lift it.
 func (o *Override) Bans() bool { return o.Requests == 0 && !o.Unlimited }
 
 // Under is the limit with an override in force; nil: there is none.

@@ -22,7 +22,7 @@ const (
 	ReclaimedWithin = RegisteredFor + time.Second
 )
 
-// Reclaims tells whether tokens of a node that crashed are reclaimed before their window ends. They never are where a
+// Reclaims reports whether tokens of a node that crashed are reclaimed before their window ends. They never are where a
 // key has an owner, which is its one holder, and those of a bucket refill.
 func (r *Rule) Reclaims() bool {
 	c := &r.Coordination
@@ -35,7 +35,7 @@ const NamesOfANode = 1 << 27
 // lapsing is the bit of a holder's name that says that its leases end with its node's registration.
 const lapsing Holder = NamesOfANode
 
-// Lapses tells whether a holder's leases end with its node's registration.
+// Lapses reports whether a holder's leases end with its node's registration.
 func (h Holder) Lapses() bool { return h&lapsing != 0 }
 
 // Lapsing is the name under which a node holds leases that end with its registration. A name stays what it is, because

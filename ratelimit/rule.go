@@ -36,7 +36,7 @@ type MetricNaming struct {
 	Shared   []bool // share_threshold at each level, which is named by its pattern; nil: at none
 }
 
-// FromRequest tells whether statistics name anything of the request.
+// FromRequest reports whether statistics name anything of the request.
 func (m *MetricNaming) FromRequest() bool { return m.Detailed || m.Levels != nil }
 
 // AppendLevel appends the name of one level, after NameSeparator if it is not

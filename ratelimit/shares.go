@@ -57,7 +57,7 @@ func (r *Rule) DriftShare() Tokens {
 	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
 }
 
-// Drifts tells whether a node may spend of a key before the ledger has answered. A rule of mode approx
+// Drifts reports whether a node may spend of a key before the ledger has answered. A rule of mode approx
 // of whose drift budget no node has a token is as one of mode leasing.
 func (r *Rule) Drifts() bool {
 	return r.Coordination.Mode.Spec().Drifts && r.DriftShare() > 0

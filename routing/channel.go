@@ -44,7 +44,7 @@ func anonymous() (client, server credentials.TransportCredentials) {
 	return client, server
 }
 
-// door takes in connections of peers: those that speak TLS. It is safe for concurrent use.
+// door handles connections of peers: those that speak TLS. It is safe for concurrent use.
 type door struct {
 	credentials.TransportCredentials
 	refused func(from string, kind rejection, err error)
@@ -64,8 +64,8 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 	return conn, info, err
 }
 
-// hungUp tells whether a caller closed its connection, or was too slow: nothing that it said was wrong. A node that is
-// killed does so, and one without CPU.
+// hungUp reports whether a caller closed its connection, or was too slow: nothing that it said was wrong. A node that
+// is killed does so, and one without CPU.
 func hungUp(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err) // a TLS alert is of another type, and is a message
 	return ok && (broken.Op == "read" || broken.Op == "write") ||

@@ -67,7 +67,7 @@ func (c *core) build(old *view) *view {
 	return v
 }
 
-// lessOnly tells whether other nodes have gone, without any other change: then this node keeps its keys.
+// lessOnly reports whether other nodes have gone, without any other change: then this node keeps its keys.
 func lessOnly(old, next *view) bool {
 	for _, addr := range next.ring.Members() {
 		if !old.ring.Has(addr) {
@@ -94,7 +94,7 @@ func (c *core) elsewhere(a *ask) string {
 
 func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring.HashOf(key)) }
 
-// settle takes in that others have handed over, or are gone; the caller holds
+// settle records that others have handed over, or are gone; the caller holds
 // mu.
 func (c *core) settle() {
 	v := c.view.Load()
@@ -115,14 +115,14 @@ func (c *core) settle() {
 	c.wasStable = c.wasStable || v.mine
 }
 
-// mayHave tells whether the member may have accounts that are this node's own
+// mayHave reports whether the member may have accounts that are this node's own
 // under a view.
 func (m *member) mayHave(v *view) bool {
 	// A node that has left may still have accounts to send. Its done counts only for this ring.
 	return m.holds && m.done != v.digest
 }
 
-// lapsed tells whether the node did not run for so long that others may own its
+// lapsed reports whether the node did not run for so long that others may own its
 // keys. The first decision after that notices.
 func (c *core) lapsed(now instant) bool {
 	ticked := instant(c.ticked.Load())

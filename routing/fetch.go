@@ -148,7 +148,7 @@ func (c *core) answerFetch(now instant, from string, m *wire.Fetch) wire.Found {
 	case going == from:
 		to.flush()
 	case going != "":
-	// This node will not get the account either, as long as it sees the ring of the asking node: it takes in only
+	// This node will not get the account either, as long as it sees the ring of the asking node: it accepts only
 	// its own accounts. In another ring, it may have sent the account to a node that is new to the asking one.
 	case !c.local.Has(key) && v.digest == m.GetRing():
 		return wire.Found_NONE

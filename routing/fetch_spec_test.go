@@ -127,7 +127,7 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 		Parcel:  &wire.Parcel{Number: 1, First: 1, Sent: int64(here), Accounts: w.B},
 	}, func(f *wire.Frame) {
 		if len(said) == 0 && c.local.Has(key) {
-			t.Error("the parcel was taken in first")
+			t.Error("the parcel was accepted first")
 		}
 		said = append(said, f)
 	}, nil)

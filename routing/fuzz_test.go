@@ -101,7 +101,7 @@ func (x *target) key(owner string) []byte {
 	}
 }
 
-// takes has a frame taken in, and all that came with it.
+// takes has a frame accepted, and all that came with it.
 func (x *target) takes(f *wire.Frame, answer bool) {
 	if answer {
 		x.replied(x.now, x.peer, f)
@@ -164,7 +164,7 @@ func (x *target) decidesStill() {
 }
 
 // handsOn decides on a key that was spoken of, and hands its account over: what
-// was taken in, the next node takes in too.
+// was accepted, the next node accepts too.
 func (x *target) handsOn(key []byte) {
 	if len(key) == 0 || len(key) > ratelimit.MaxKeyLen || !x.local.Has(key) {
 		return
@@ -189,7 +189,7 @@ func (x *target) handsOn(key []byte) {
 	err := moved.Read(w.B, func(m moved.Entry) {
 		n++
 		if !m.Plausible(here) {
-			x.t.Errorf("it was taken in, and cannot be handed on: %+v", m.Account)
+			x.t.Errorf("it was accepted, and cannot be handed on: %+v", m.Account)
 		}
 	})
 	if err != nil || n != 1 {
@@ -234,7 +234,7 @@ func frames(x *target) map[string]*wire.Frame {
 }
 
 // Whatever a node that has proved to be one says, the core answers what makes
-// sense, goes on to decide, and can hand on what it has taken in.
+// sense, goes on to decide, and can hand on what it has accepted.
 func FuzzFrame(f *testing.F) {
 	x := newTarget(nil)
 	for name, frame := range frames(x) {

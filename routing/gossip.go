@@ -140,7 +140,7 @@ func (g *Gossip) refuse(from string, err error) {
 	}
 }
 
-// gossipLog takes in memberlist's log, the only place where it reports refusals: lines that name the sender.
+// gossipLog handles memberlist's log, the only place where it reports refusals: lines that name the sender.
 type gossipLog struct{ *Gossip }
 
 // mostLine is how much of a line of memberlist's is passed on: it may quote what a
@@ -210,7 +210,7 @@ func (n *names) NotifyLeave(node *memberlist.Node) {
 func (n *names) NotifyUpdate(*memberlist.Node) {}
 
 // boundedStreams are memberlist's wires with a bound on what strangers can have it
-// read: it takes in a whole message, of up to 20 MB, before it decrypts it.
+// read: it reads a whole message, of up to 20 MB, before it decrypts it.
 type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn

@@ -54,7 +54,7 @@ func (m *mover) end() {
 	}
 }
 
-// clean tells whether this node has nothing that is not its own, as one with a
+// clean reports whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
 
@@ -165,7 +165,7 @@ func (c *core) send(now instant, to *member, key []byte) bool {
 	return true
 }
 
-// owes tells whether receipts of the node are missing.
+// owes reports whether receipts of the node are missing.
 func (m *member) owes() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +198,7 @@ func (c *core) announceDone(m *member) {
 	}
 }
 
-// received takes in a receipt. Refused accounts are this node's again, to keep or to send to their owner.
+// received handles a receipt. Refused accounts are this node's again, to keep or to send to their owner.
 func (c *core) received(from *member, r *wire.Receipt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -108,7 +108,7 @@ func (l *askLoad) run(ctx context.Context) {
 	wg.Wait()
 }
 
-// measured tells whether so many decisions more have been made.
+// measured reports whether so many decisions more have been made.
 func (l *askLoad) measured(n int) func() bool {
 	made := func() int {
 		l.mu.Lock()

@@ -20,7 +20,7 @@ const (
 	turnsIn   = 10 * time.Second
 )
 
-// mayTurn tells whether the peer may join or leave once more.
+// mayTurn reports whether the peer may join or leave once more.
 func (in *inlet) mayTurn(now instant) bool {
 	// A stretch begins with the first turn in it, not at fixed times.
 	if in.since == 0 || now.Sub(in.since) > turnsIn {
@@ -37,7 +37,7 @@ const (
 	clockNoise = 5 * time.Millisecond
 )
 
-// compare takes in how much later it was here than there, and returns how far
+// compare records how much later it was here than there, and returns how far
 // the sender's clock is behind this node's.
 func (in *inbox) compare(now instant, later time.Duration) time.Duration {
 	in.mu.Lock()
@@ -81,7 +81,7 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 	return in
 }
 
-// compareClocks takes in what a peer's ledger clock shows, and returns the inbox of the peer and the time there, as far
+// compareClocks applies what a peer's ledger clock shows, and returns the inbox of the peer and the time there, as far
 // as that can be known. ok is false if no clock can show that.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, there ratelimit.LedgerTime, ok bool) {
 	here := c.local.LedgerNow(now)
@@ -100,7 +100,7 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, t
 // up to 11 ms there, and many come one after the other.
 const adoptedAtOnce = 16
 
-// adopt takes in a parcel, once.
+// adopt applies a parcel, once.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	// Without a number it cannot be distinguished from its repetition.
 	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
@@ -134,7 +134,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	}
 	r := &wire.Receipt{Number: p.GetNumber()}
 	// This comes before the accounts are read: if they end in nonsense, what came before it has
-	// been taken in, and must not be once more.
+	// been accepted, and must not be once more.
 	in.last, in.answers[r.Number] = r.Number, r
 	here, i := c.local.LedgerNow(now), uint32(0)
 	if err := moved.Read(p.GetAccounts(), func(m moved.Entry) {

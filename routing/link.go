@@ -72,7 +72,7 @@ type doneReport struct {
 	changes uint64 // this node's, then; from 1
 }
 
-// silent tells whether a wait for the other is in vain: an answer of it was given up a short while ago, and
+// silent reports whether a wait for the other is in vain: an answer of it was given up a short while ago, and
 // no message came since.
 func (l *link) silent(now instant) bool {
 	if l == nil {
@@ -90,7 +90,7 @@ func (l *link) miss(now instant) {
 	}
 }
 
-// alive tells whether a message of the other came a short while ago.
+// alive reports whether a message of the other came a short while ago.
 func (l *link) alive(now instant) bool {
 	return l != nil && now.Sub(instant(l.lastSeen.Load())) < aliveFor
 }
@@ -153,7 +153,7 @@ func (c *call) status() uint32 {
 	return c.reply.GetStatus()
 }
 
-// ended tells whether it was answered, or will not be.
+// ended reports whether it was answered, or will not be.
 func (c *call) ended() bool {
 	select {
 	case <-c.done:
@@ -233,7 +233,7 @@ func (l *link) ping(stamp int64) *wire.Frame {
 	return f
 }
 
-// replied takes in replies.
+// replied handles replies.
 func (l *link) replied(replies []*wire.Reply) {
 	for _, reply := range replies {
 		l.mu.Lock()

@@ -18,7 +18,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	}
 }
 
-// discovered takes in the nodes of discovery.
+// discovered applies the nodes of discovery.
 func (c *core) discovered(now instant, addrs []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +48,7 @@ func (c *core) track(addr string) *member {
 	return m
 }
 
-// applyHello takes in that a node has introduced itself: this one dials back.
+// applyHello records that a node has introduced itself: this one dials back.
 func (c *core) applyHello(now instant, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *core) applyHello(now instant, h *wire.Hello) {
 	}
 }
 
-// applyIncarnation takes in the incarnation of a node. Messages to another incarnation are lost; the caller holds
+// applyIncarnation records the incarnation of a node. Messages to another incarnation are lost; the caller holds
 // mu.
 func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
@@ -74,7 +74,7 @@ func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 	}
 }
 
-// opened takes in that the way to a node is open.
+// opened records that the way to a node is open.
 func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,7 +107,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.hands.wake()
 }
 
-// closed takes in that the way to a node is not open, or no longer.
+// closed records that the way to a node is not open, or no longer.
 func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
@@ -131,7 +131,7 @@ func (c *core) pause(now instant, m *member) time.Duration {
 	return pause/2 + time.Duration(c.random()*float64(pause))
 }
 
-// applyPresence takes in that a node owns keys from now on, or none any more. It reports false when the node must
+// applyPresence records that a node owns keys from now on, or none any more. It reports false when the node must
 // repeat this: the way to it is not open, or it has come and gone too often.
 func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) bool {
 	c.mu.Lock()
@@ -170,7 +170,7 @@ func (c *core) enterOrLeave(m *member, is bool) {
 	c.turn()
 }
 
-// applyDone takes in that a node has nothing of others under a ring.
+// applyDone records that a node has nothing of others under a ring.
 func (c *core) applyDone(from *inlet, digest, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

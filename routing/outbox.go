@@ -36,11 +36,11 @@ type parcel struct {
 	hashes []uint64 // of the keys, whole
 }
 
-// room tells whether the walk may add another account: it fills no more than walkedAtOnce parcels at a time.
+// room reports whether the walk may add another account: it fills no more than walkedAtOnce parcels at a time.
 // Parcels for waiting requests are small, and do not delay them.
 func (o *outbox) room() bool { return o.full() < walkedAtOnce && len(o.sealed) < parcelsAtOnce }
 
-// roomForOne tells whether an account with waiting requests may be added. It may while the walk waits, and to
+// roomForOne reports whether an account with waiting requests may be added. It may while the walk waits, and to
 // an open parcel that is not full, until another may be sent.
 func (o *outbox) roomForOne() bool { return len(o.sealed) <= parcelsAtOnce }
 

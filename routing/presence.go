@@ -73,7 +73,7 @@ func (c *core) bury(now instant) {
 	for _, m := range c.sorted() {
 		lastSeen := instant(m.lastSeen.Load())
 		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
-		// (docs/internals/peers.md). A node that has left may end before it has taken in all that was sent to it.
+		// (docs/internals/peers.md). A node that has left may end before it has accepted all that was sent to it.
 		if (m.holds || m.owes()) && now.Sub(lastSeen) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds, m.done = false, false, 0 // its last report is from before
@@ -190,7 +190,7 @@ func (c *core) depart(now instant) {
 	c.turn()
 }
 
-// gone tells whether a leaving node has handed over all.
+// gone reports whether a leaving node has handed over all.
 func (c *core) gone() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,7 +210,7 @@ func (c *core) rest() int {
 	return n
 }
 
-// Ready tells whether this node has joined the ring, and has its keys.
+// Ready reports whether this node has joined the ring, and has its keys.
 func (c *core) Ready() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

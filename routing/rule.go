@@ -128,7 +128,7 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	return r, nil
 }
 
-// limits tells whether all these numbers can be limits.
+// limits reports whether all these numbers can be limits.
 func limits(all ...int64) bool {
 	return slices.Min(all) >= 0 && slices.Max(all) <= int64(ratelimit.MaxLimit)
 }

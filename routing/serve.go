@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// serve takes in a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
+// serve handles a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
 // and may block. later is called with the parts that may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
 	later func(asks []*wire.Ask),
@@ -22,7 +22,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if id := f.GetPing(); id != 0 {
 		reply(&wire.Reply{Id: id})
 	}
-	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
+	// Before the parcel is accepted: its accounts keep the sender's clock where it is behind.
 	// With a store, no accounts are kept here.
 	if f.GetSent() != 0 && !c.inStore() {
 		c.compareClocks(now, from, f.GetSent())
@@ -68,7 +68,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 }
 
-// replied takes in a frame of a peer, on the stream that this node opened.
+// replied handles a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	// Any frame shows that the peer is alive.
 	m.lastSeen.Store(int64(now))

@@ -137,7 +137,7 @@ func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member)
 	}
 }
 
-// receiveReplies takes in replies.
+// receiveReplies handles replies.
 func (r *Router) receiveReplies(stream callerStream, m *member) error {
 	for {
 		f, err := stream.Recv()
@@ -169,7 +169,7 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	})
 }
 
-// bug takes in a panic that a caller caused.
+// bug handles a panic that a caller caused.
 func (r *Router) bug(bug any) {
 	r.reject(rejectedBug)
 	r.report("a caller of the peers' port", fmt.Errorf("a bug in Sluice, please report it: %v\n%s", bug, debug.Stack()))
@@ -182,7 +182,7 @@ func (r *Router) contain() {
 	}
 }
 
-// turnedAway takes in a connection of a stranger.
+// turnedAway handles a connection of a stranger.
 func (r *Router) turnedAway(from string, kind rejection, err error) {
 	r.stats.refused.Add(1)
 	r.reject(kind)
@@ -321,7 +321,7 @@ func (r *Router) introduce(stream callerStream, addr string) (*wire.Hello, error
 	return welcome, nil
 }
 
-// welcome takes in a peer's introduction.
+// welcome handles a peer's introduction.
 func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, error) {
 	f, err := stream.Recv()
 	if err != nil {

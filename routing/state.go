@@ -87,7 +87,7 @@ type deciders struct {
 	fallback *leasing.Local
 }
 
-// inStore tells whether a store has the remainder of each key.
+// inStore reports whether a store has the remainder of each key.
 func (d *deciders) inStore() bool { return d.local == nil }
 
 // driven has the driver's means: time, chance and actions.
@@ -185,7 +185,7 @@ type view struct {
 // node asks others for accounts that it may have had all along. A silent one does not answer.
 const mostSince = 8
 
-// kept tells whether a key was this node's own ever since all had handed over: then no other node has its account.
+// kept reports whether a key was this node's own ever since all had handed over: then no other node has its account.
 // Another owner meanwhile may have begun one, which may be there or on its way.
 func (v *view) kept(hash uint64, self string) bool {
 	return len(v.since) > 0 &&
@@ -281,7 +281,7 @@ type mover struct {
 // this node must not announce done.
 type walk uint8
 
-// inlet is the other end of a peer's link: its stream to this node. Its frames are taken in one after the
+// inlet is the other end of a peer's link: its stream to this node. Its frames are handled one after the
 // other.
 type inlet struct {
 	// addr and incarnation are what the introduction has proved: later frames do not name their
@@ -289,7 +289,7 @@ type inlet struct {
 	addr        string
 	incarnation uint64
 
-	turns int // presences taken in since
+	turns int // presences accepted since
 	since instant
 }
 
@@ -297,7 +297,7 @@ type inlet struct {
 type inbox struct {
 	lastSeen instant // guarded by core.mu
 
-	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
+	mu      sync.Mutex // held while a parcel is accepted: streams of one node may overlap
 	last    uint64     // guarded by mu: the number of the last parcel
 	answers map[uint64]*wire.Receipt
 	// How much later it was here than there when a message came, at least: in the
@@ -313,7 +313,7 @@ type inbox struct {
 //	asking --all answer none, under this ring--> absent: it is a new key
 //	   '-----it is on its way, or the ring is another's--> again, in a moment: it may be here by then
 //
-// A node that answers none will have none as long as it sees the same ring: it takes in
+// A node that answers none will have none as long as it sees the same ring: it accepts
 // only what is its own.
 type fetch struct {
 	key   string

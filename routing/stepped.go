@@ -83,7 +83,7 @@ func (s *Stepped) redial(m *member) { s.ends = append(s.ends, m) }
 // wake implements hands.
 func (s *Stepped) wake() { s.woken = true }
 
-// Found takes in which nodes there may be.
+// Found records which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
 	s.discovered(s.o.Clock(), addrs)
 	s.Pump()
@@ -109,7 +109,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 // steppedNonce is no secret: authentication is not played.
 var steppedNonce = make([]byte, 16)
 
-// Opened takes in that a stream to a node is open, and how it introduced itself.
+// Opened records that a stream to a node is open, and how it introduced itself.
 func (s *Stepped) Opened(to string, welcome []byte) {
 	var h wire.Hello
 	if err := proto.Unmarshal(welcome, &h); err != nil || check(&h) != nil {
@@ -122,7 +122,7 @@ func (s *Stepped) Opened(to string, welcome []byte) {
 	s.Pump()
 }
 
-// Closed takes in that a stream to a node could not be opened, or broke.
+// Closed records that a stream to a node could not be opened, or broke.
 func (s *Stepped) Closed(to string) {
 	// A stream that this node has hung up itself may be reported once more.
 	if m := s.member(to); m != nil && s.open[to] {
@@ -150,7 +150,7 @@ func (s *Stepped) member(addr string) *member {
 	return s.core.members[addr]
 }
 
-// Receive takes in a frame, or an answer on the stream that this node opened.
+// Receive handles a frame, or an answer on the stream that this node opened.
 func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	var f wire.Frame
 	if err := proto.Unmarshal(frame, &f); err != nil {

@@ -34,7 +34,7 @@ func sendTable(s *table.Stream, send func(*wire.Frame) error) error {
 	return nil
 }
 
-// receiveTable takes in records of a peer. It reports whether they make sense.
+// receiveTable handles records of a peer. It reports whether they make sense.
 func (c *core) receiveTable(now instant, message []byte) bool {
 	if c.inStore() || c.options.Table == nil {
 		return false

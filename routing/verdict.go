@@ -43,7 +43,7 @@ func verdictOf(a *ask, reply *wire.Reply) (v verdict, ok bool) {
 	return v, true
 }
 
-// charges tells whether the charge in a message can be that of an ask of that cost.
+// charges reports whether the charge in a message can be that of an ask of that cost.
 func charges(m interface {
 	GetCharged() int64
 	GetDebt() int64

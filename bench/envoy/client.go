@@ -123,7 +123,7 @@ func (c *Client) decide(now ratelimit.Instant, b *bucket) bool {
 	}
 }
 
-// Broken takes in that the stream has ended.
+// Broken records that the stream has ended.
 func (c *Client) Broken() { c.stream = false }
 
 func (c *Client) open() {
@@ -199,7 +199,7 @@ func (c *Client) expire(now ratelimit.Instant, b *bucket) {
 	b.active, b.lapsed = &assignment{allows: c.Expired, expires: now.Add(c.ExpiredFor)}, true
 }
 
-// Receive takes in a message of the server's, action by action.
+// Receive handles a message of the server's, action by action.
 func (c *Client) Receive(now ratelimit.Instant, m *rlqs.RateLimitQuotaResponse) {
 	for _, a := range m.GetBucketAction() {
 		name := nameOf(a.GetBucketId().GetBucket())

@@ -52,7 +52,7 @@ func (j *Judge) Allow(l ratelimit.Limit) {
 	j.Limit.Requests, j.Limit.Burst = l.Requests, l.Burst
 }
 
-// Credit takes in that n tokens were given back, at most the usage. For a window, it returns the rest.
+// Credit records that n tokens were given back, at most the usage. For a window, it returns the rest.
 func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) (unspent ratelimit.Tokens) {
 	j.advance(at)
 	unspent = max(0, n-j.got.spent)
@@ -69,7 +69,7 @@ func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
 	return max(0, j.got.spent)
 }
 
-// StepBack takes in that the ledger's clock went back from one instant to another. The usage of the window
+// StepBack records that the ledger's clock went back from one instant to another. The usage of the window
 // that it showed then counts in the one that it shows now, and not more.
 func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	j.advance(from)
@@ -83,7 +83,7 @@ func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	}
 }
 
-// Admit takes in that n tokens were admitted at an instant of the ledger's
+// Admit records that n tokens were admitted at an instant of the ledger's
 // clock, which must not go back. It returns how far beyond the limit that was.
 func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tokens {
 	j.offer(at, n)
@@ -97,7 +97,7 @@ func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tok
 	return over
 }
 
-// Refuse takes in that n tokens were refused.
+// Refuse records that n tokens were refused.
 func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.offer(at, n)
 	j.advance(at)

@@ -116,7 +116,7 @@ func (w *goWalker) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// inCondition tells whether the node decides an if, a loop or a case, or is an operand: then other faults cover its
+// inCondition reports whether the node decides an if, a loop or a case, or is an operand: then other faults cover its
 // opposite.
 func (w *goWalker) inCondition() bool {
 	switch p := w.parent(0).(type) {
@@ -155,7 +155,7 @@ func otherNumber(v int64) string {
 	return strconv.FormatInt(2*v, 10)
 }
 
-// isSize tells whether the node is a capacity, which changes only the speed, or is part of a type.
+// isSize reports whether the node is a capacity, which changes only the speed, or is part of a type.
 func (w *goWalker) isSize() bool {
 	for i := 0; ; i++ {
 		switch p := w.parent(i).(type) {
@@ -238,7 +238,7 @@ func (w *goWalker) assign(n *ast.AssignStmt) {
 	w.swap("drop", n, "")
 }
 
-// isComm tells whether a statement is the operation of a case of a select.
+// isComm reports whether a statement is the operation of a case of a select.
 func (w *goWalker) isComm(n ast.Stmt) bool {
 	clause, ok := w.parent(0).(*ast.CommClause)
 	return ok && clause.Comm == n
@@ -343,7 +343,7 @@ func (w *goWalker) fields(n *ast.CompositeLit) {
 	}
 }
 
-// isLocking tells whether a call locks, unlocks, or cleans up: without it, the only effect is a wait without end,
+// isLocking reports whether a call locks, unlocks, or cleans up: without it, the only effect is a wait without end,
 // or a longer one.
 func isLocking(n *ast.CallExpr) bool {
 	name := ""

@@ -68,11 +68,11 @@ var allByHand = []byHand{
 	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
 	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.Taint", "begins < 0"},
 	// Accounts that move, in order and once.
-	{"a parcel that arrives twice is taken in twice", inbox, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
+	{"a parcel that arrives twice is accepted twice", inbox, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
 	{"a parcel's receipt is forgotten before its sender has it", inbox, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
 	{"what a receipt refuses is not taken back", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return false })"},
 	{"what a receipt accepts is taken back, too", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
-	{"a node takes in accounts that are not its own", inbox, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
+	{"a node accepts accounts that are not its own", inbox, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
 	{"a node says done while accounts are on their way", mover, "c.mover.state == walked && len(c.mover.underway) == 0", "c.mover.state == walked"},
 	{"a node says done while it has accounts that are not its own", mover, "c.mover.state == walked && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
 	{"what was on its way to a node that died is lost", mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},

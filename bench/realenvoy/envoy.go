@@ -78,7 +78,7 @@ func Start(binary string, c *Config) (*Envoy, error) {
 	return e, nil
 }
 
-// Write takes in its log.
+// Write reads its log.
 func (e *Envoy) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

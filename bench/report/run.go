@@ -72,7 +72,7 @@ func (b *Bounds) Check(options any) {
 	}
 }
 
-// within tells whether a number or a duration is within bounds; NaN is not.
+// within reports whether a number or a duration is within bounds; NaN is not.
 func within(v reflect.Value, bounds string) bool {
 	least, most, _ := strings.Cut(bounds, "..")
 	number := func(text string) float64 {

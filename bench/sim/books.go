@@ -121,7 +121,7 @@ func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 	return (max(0, sum)*covered + parts - 1) / parts
 }
 
-// stepped tells whether a clock of the part was set. Then it may have dropped accounts that are still in use.
+// stepped reports whether a clock of the part was set. Then it may have dropped accounts that are still in use.
 func (b *books) stepped(p *part) bool {
 	return slices.ContainsFunc(b.bound.steps, func(s step) bool { return s.part == p })
 }
@@ -264,7 +264,7 @@ func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	}
 }
 
-// refuses tells whether a node refuses because its last answer shows no tokens.
+// refuses reports whether a node refuses because its last answer shows no tokens.
 func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	is, ok := n.known[k]
 	if !ok || v.Window != is.window || v.OverLimit || v.Source != ratelimit.FromLease && v.Source != ratelimit.FromClaim {

@@ -128,7 +128,7 @@ func (b *bound) forgot(p *part) {
 	}
 }
 
-// lossy tells whether the reports to the ledger can exceed the tokens that exist.
+// lossy reports whether the reports to the ledger can exceed the tokens that exist.
 func (b *bound) lossy() bool {
 	return len(b.forgets) > 0 || len(b.steps) > 0 || len(b.Changes) > 0 || b.evicts
 }
@@ -263,7 +263,7 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	return min(n, k.rule.Limit.Capacity())
 }
 
-// out tells whether on_store_failure may have decided in a window that matters.
+// out reports whether on_store_failure may have decided in a window that matters.
 func (b *bound) out(r *ratelimit.Rule) bool {
 	if r.Coordination.Mode.Spec().Owned && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true

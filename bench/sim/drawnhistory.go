@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// strainsTills tells whether a history is one of drawn's, one in twenty.
+// strainsTills reports whether a history is one of drawn's, one in twenty.
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
 // drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a

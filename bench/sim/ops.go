@@ -97,7 +97,7 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	o.demand.Tokens += a.Cost
 }
 
-// unowned tells whether a key may have no owner that answers: while an outage of the ring matters.
+// unowned reports whether a key may have no owner that answers: while an outage of the ring matters.
 func (w *world) unowned(k *key) bool {
 	if !k.rule.Coordination.Mode.Spec().Owned {
 		return false

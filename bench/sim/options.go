@@ -108,7 +108,7 @@ const (
 	Move                      // a key's accounts move to another part of the ledger, like a slot of a Cluster
 )
 
-// moves tells whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts.
+// moves reports whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts.
 func (o *Options) moves() bool {
 	return slices.ContainsFunc(o.Faults, func(f Fault) bool { return f.Kind == Move })
 }

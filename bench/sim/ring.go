@@ -138,7 +138,7 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 }
 
-// hears tells whether a frame from node to node arrives. Lost frames are sent again, as in TCP. If the second
+// hears reports whether a frame from node to node arrives. Lost frames are sent again, as in TCP. If the second
 // is lost, too, the stream breaks.
 func (w *world) hears(from, to *node) bool {
 	if from.parted > 0 || to.parted > 0 {
@@ -328,7 +328,7 @@ func (n *node) lookOnce() {
 	n.ring.step(func() { n.ring.Found(addrs) })
 }
 
-// ready tells whether a balancer uses the node: not if it is away, leaves, or has not joined.
+// ready reports whether a balancer uses the node: not if it is away, leaves, or has not joined.
 func (n *node) ready() bool {
 	return n.alive && (n.ring == nil || !n.ring.leaving && n.ring.Ready())
 }

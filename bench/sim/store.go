@@ -135,12 +135,12 @@ func (w *world) nodeOf(h ratelimit.Holder) *node {
 	return nil
 }
 
-// reaches tells whether a message between a node and a part of the store arrives.
+// reaches reports whether a message between a node and a part of the store arrives.
 func (s *store) reaches(n *node, p *part) bool {
 	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
-// reachesAll tells whether messages between a node and the parts of claims arrive.
+// reachesAll reports whether messages between a node and the parts of claims arrive.
 func (s *store) reachesAll(n *node, p *part, claims []account.Claim) bool {
 	arrives := s.reaches(n, p)
 	for i := range claims {
@@ -180,8 +180,8 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	}
 	n.in(leasing.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
-		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that it
-		// has settled a refund: clients send nothing twice.
+		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that
+		// it has settled a refund: clients send nothing twice.
 		again := slices.DeleteFunc(slices.Clone(claims), func(c account.Claim) bool {
 			return c.Limit.Algorithm == ratelimit.TokenBucket
 		})

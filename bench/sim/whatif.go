@@ -125,7 +125,7 @@ func badDay(length time.Duration, nodes int) []Fault {
 	}
 }
 
-// judge tells whether a choice meets the question's bounds.
+// judge reports whether a choice meets the question's bounds.
 func (q *Question) judge(c *Choice) {
 	allowed := q.MaxOver.Of(q.Limit.Capacity())
 	switch {

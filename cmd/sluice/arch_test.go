@@ -148,7 +148,7 @@ func TestLinesAreNarrow(t *testing.T) {
 	})
 }
 
-// inCore tells whether a file is of the core.
+// inCore reports whether a file is of the core.
 func inCore(name string) bool {
 	folder, rest, _ := strings.Cut(name, "/")
 	return folder == "leasing" || folder == "routing" || folder == "approx" || folder == "ratelimit" && !strings.Contains(rest, "/")

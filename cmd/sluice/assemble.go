@@ -105,7 +105,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
 		Metrics: p.shown, Inspector: p.limiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
-		Quotas: quotas, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
+		Quotas: quotas, History: console.NewHistory(p.shown, p.latency, p.who.all), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock), budgets, gate)
 	return p, err

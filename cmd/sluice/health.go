@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
-// healthy tells whether the node can answer.
+// healthy reports whether the node can answer.
 func (c *serveCmd) healthy(p *assembled) bool {
 	rules := p.store.Rules()
 	loaded := rules.Domains() > 0 || !c.HealthyWithOne && (rules != nil || c.ForceStart)

@@ -85,7 +85,7 @@ func plain(t *testing.T) *sluice {
 	return s
 }
 
-// compared tells whether grpc-go has what a row is done to. It has no /json, and makes no decisions on requests and
+// compared reports whether grpc-go has what a row is done to. It has no /json, and makes no decisions on requests and
 // reports of thousands of keys.
 func (a attack) compared() bool {
 	decided := []string{"replies nobody reads", "replies without a window", "reports of RLQS"}

@@ -32,7 +32,7 @@ type decider struct {
 	run  func(context.Context) error
 	who  *registry // who shares the store; nil: there is none
 	ping func(context.Context) error
-	// ready tells whether the first request would be answered by the store.
+	// ready reports whether the first request would be answered by the store.
 	ready func() bool
 	// safety is how the store keeps its data; nil: there is none. refused counts its
 	// connections that were closed.

@@ -74,7 +74,7 @@ func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []cou
 	return m.stepDenied(s, op, a)
 }
 
-// leaves tells whether the counter may say that so much is left.
+// leaves reports whether the counter may say that so much is left.
 func (m *counterModel) leaves(s counterState, remaining int) bool {
 	return m.limit-s.spent-s.parked <= remaining && remaining <= m.limit-s.spent
 }

@@ -84,15 +84,15 @@ func (o *openAPI) fits(at string, d described, v any) string {
 	return ""
 }
 
-// caller asks a node, and compares each answer with the description.
-type caller struct {
+// httpCaller asks a node, and compares each answer with the description.
+type httpCaller struct {
 	*testing.T
 	openAPI
 	node *sluice
 	seen map[string]bool // paths with statuses
 }
 
-func (c *caller) try(method, path, query, body, token string) {
+func (c *httpCaller) try(method, path, query, body, token string) {
 	c.Helper()
 	address := c.node.debug
 	if path == "/json" || path == "/healthcheck" {
@@ -150,7 +150,7 @@ func TestOpenAPI(t *testing.T) {
 		}
 	}
 	request := `{"domain": "d", "descriptors": [{"entries": [{"key": "five", "value": "x"}]}]}`
-	c := &caller{t, o, s, map[string]bool{}}
+	c := &httpCaller{t, o, s, map[string]bool{}}
 	for range 6 {
 		c.try("POST", "/json", "", request, "")
 	}

@@ -42,7 +42,7 @@ func (w *outageWatch) run(ctx context.Context) {
 	pace.Every(ctx, time.Second, func() { w.look(w.stats(), w.young()) })
 }
 
-// look takes in how the store is now.
+// look records how the store is now.
 func (w *outageWatch) look(s ratelimit.LimiterStats, young bool) {
 	fallbacks := uint64(0)
 	for i, n := range s.Fallbacks {

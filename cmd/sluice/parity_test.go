@@ -131,7 +131,8 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 // secondsLeft is the time until the reset in the field RateLimit.
 var secondsLeft = regexp.MustCompile(`;t=[1-9][0-9]*$`)
 
-// about tells whether a time until a window's end is what it should be, give or take two seconds, also across the end.
+// about reports whether a time until a window's end is what it should be, give or take two seconds, also across the
+// end.
 func about(got, want, window int64) bool {
 	d := (got - want%window + window) % window
 	return got >= 1 && got <= max(window, 31*86400) && (d <= 2 || d >= window-2)
@@ -233,8 +234,8 @@ func codesOf(answer string) string {
 	return regexp.MustCompile(` left \d+`).ReplaceAllString(answer, "")
 }
 
-// What is asked of three nodes in turn is answered as one node answers it: requests, charges after the fact, refunds and
-// peeks, each at whichever node it arrives.
+// What is asked of three nodes in turn is answered as one node answers it: requests, charges after the fact, refunds
+// and peeks, each at whichever node it arrives.
 func TestParityOfFleets(t *testing.T) {
 	files, store, script := runtimeDirectory(t), redistest.Start(t), parityScript(t)
 	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {

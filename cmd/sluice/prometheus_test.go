@@ -89,15 +89,27 @@ func dashboardQueries(t *testing.T) (all []string) {
 	return all
 }
 
-// prometheus scrapes the nodes twice a second.
-func (f *fleet) prometheus() (address string) {
+// prometheus scrapes the nodes twice a second, with rules in files of this repository.
+func (f *fleet) prometheus(rules ...string) (address string) {
 	dir := f.TempDir()
 	targets := make([]string, len(f.nodes))
 	for i, n := range f.nodes {
 		targets[i] = n.debug
 	}
 	config := filepath.Join(dir, "prometheus.yml")
-	writeFile(f.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
+	text := "global: {scrape_interval: 500ms, evaluation_interval: 1s}\n"
+	for i, file := range rules {
+		path, err := filepath.Abs(top + file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if i == 0 {
+			text += "rule_files:\n"
+		}
+		text += "- " + path + "\n"
+	}
+	text += "scrape_configs:\n- job_name: sluice\n  static_configs: [{targets: [" + strings.Join(targets, ",") + "]}]\n"
+	writeFile(f.T, config, text)
 	address = "127.0.0.1:" + freePort(f.T)
 	program, err := exec.LookPath("prometheus")
 	if err != nil {

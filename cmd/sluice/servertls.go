@@ -107,7 +107,7 @@ func alternativeNames(c *x509.Certificate) []string {
 	return names
 }
 
-// hasName tells whether a certificate is for a name.
+// hasName reports whether a certificate is for a name.
 func hasName(c *x509.Certificate, want, whose, setting string) error {
 	if names := alternativeNames(c); c.VerifyHostname(want) != nil && !slices.Contains(names, want) {
 		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)

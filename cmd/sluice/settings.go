@@ -191,8 +191,8 @@ func (s *flags) serverOptions(b sizing.Budgets) server.Options {
 	return o
 }
 
-// redacts tells whether values are hidden on the debug port: where others than this machine reach it, unless the setting
-// says otherwise.
+// redacts reports whether values are hidden on the debug port: where others than this machine reach it, unless the
+// setting says otherwise.
 func (s *flags) redacts() bool {
 	if s.ConsoleRedact != nil {
 		return *s.ConsoleRedact

@@ -62,7 +62,7 @@ func (s *shared) stats() ratelimit.LimiterStats {
 	return all
 }
 
-// ready tells whether a ledger with all totals answers the first request; after a grace time, also without
+// ready reports whether a ledger with all totals answers the first request; after a grace time, also without
 // them.
 func (s *shared) ready() bool {
 	at := ratelimit.Instant(s.warmed.Load())

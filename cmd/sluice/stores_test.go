@@ -167,7 +167,7 @@ func (f *fleet) comesBack(t *testing.T) {
 	}
 }
 
-// refuses tells whether a node refuses a request.
+// refuses reports whether a node refuses a request.
 func (f *fleet) refuses(node int, key string) bool {
 	before := f.admitted.Load()
 	f.ask(node, key)

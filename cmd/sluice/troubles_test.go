@@ -2,8 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	goflag "flag"
 	"fmt"
+	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -30,15 +34,37 @@ type troubled struct {
 	proxy  *redistest.Proxy
 }
 
+var exercise = goflag.String("exercise", "", "a directory: TestTroubles describes each fleet in a file there, and keeps "+
+	"its trouble until there is a file of that name with .done; unset: each is cured at once")
+
+// kept keeps the trouble for an exercise: until it is resolved, for half an hour at most.
+func (x *troubled) kept(name string, ask func()) {
+	file := filepath.Join(*exercise, fmt.Sprintf("fleet-%d", slices.Index(slices.Sorted(maps.Keys(troubles)), name)))
+	text := "The debug ports of its nodes are"
+	for _, n := range x.nodes {
+		text += " " + n.debug
+	}
+	writeFile(x.T, file, fmt.Sprintf("%s.\nRules: %s\nRedis: %s\n", text, x.file, x.server.Addr))
+	for end := time.Now().Add(30 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if _, err := os.Stat(file + ".done"); err == nil {
+			return
+		}
+		ask()
+	}
+}
+
 // problem is one of the console's.
 type problem struct{ What, Detail, Runbook string }
 
 // problems are those of the first node.
-func (x *troubled) problems() (all []problem) {
-	_, text := x.nodes[0].get(x.nodes[0].debug + "/console/state")
+func (x *troubled) problems() []problem { return x.nodes[0].problemsOf(x.nodes[0].debug) }
+
+// problemsOf are those that the console of a node names.
+func (s *sluice) problemsOf(debug string) []problem {
+	_, text := s.get(debug + "/console/state")
 	var state struct{ Problems []problem }
 	if err := json.Unmarshal([]byte(text), &state); err != nil {
-		x.Errorf("%v: %s", err, text)
+		s.Errorf("%v: %s", err, text)
 	}
 	return state.Problems
 }
@@ -97,6 +123,15 @@ var troubles = map[string]trouble{
 		cause: func(*troubled) {},
 		ask:   func(x *troubled, i int) { x.nodes[0].post("usr", fmt.Sprint(i)) },
 	},
+	"requests without descriptors": {
+		lead: "unlimited", says: []string{"requests for d have no descriptors"},
+		cause: func(*troubled) {},
+		ask: func(x *troubled, _ int) {
+			if _, err := x.send(0); err == nil {
+				x.Error("a request without descriptors is answered")
+			}
+		},
+	},
 	"a limit without charges": {
 		lead: "silent-limit", says: []string{"d.tokens (", "checks and no charge"},
 		cause: func(*troubled) {},
@@ -104,8 +139,8 @@ var troubles = map[string]trouble{
 	},
 }
 
-// Each trouble has the right lead within a minute, in the console and in top, and no wrong one. There is none before it,
-// and after its cure.
+// Each trouble has the right lead within a minute, in the console and in top, and no wrong one. There is none before
+// it, and after its cure.
 func TestTroubles(t *testing.T) {
 	for name, trouble := range troubles {
 		t.Run(name, func(t *testing.T) {
@@ -153,6 +188,12 @@ func TestTroubles(t *testing.T) {
 			_, out, errs := runLine("top", "--all", first.debug, "--times=1")
 			if !strings.Contains(out, "(runbook: "+trouble.lead+")") {
 				t.Errorf("top does not name it:\n%s%s", out, errs)
+			}
+			if *exercise != "" {
+				x.kept(name, func() {
+					asked++
+					ask(x, asked)
+				})
 			}
 			ask = usual
 			if trouble.cure != nil {

@@ -103,7 +103,8 @@ func do(ctx context.Context, envoy netip.AddrPort, c call) (*http.Response, erro
 	return response, err
 }
 
-// plays sends the requests of a call one after the other, each to the next Envoy, and says which answers are not as expected.
+// plays sends the requests of a call one after the other, each to the next Envoy, and says which answers are not as
+// expected.
 func (d door) plays(ctx context.Context, c call) error {
 	envoys, err := d()
 	if err != nil {
@@ -134,8 +135,8 @@ func (d door) plays(ctx context.Context, c call) error {
 	return nil
 }
 
-// judge reports an error, unless nodes decided without their store meanwhile. On a busy machine the store replies later than their deadline
-// of 15 ms. They then admit what on_store_failure says.
+// judge reports an error, unless nodes decided without their store meanwhile. On a busy machine the store replies later
+// than their deadline of 15 ms. They then admit what on_store_failure says.
 func (w *world) judge(l limiters, before float64, err error) {
 	w.Helper()
 	if err == nil {
@@ -149,7 +150,7 @@ func (w *world) judge(l limiters, before float64, err error) {
 
 const fallbacks = "sluice_fallback_decisions_total{"
 
-// works tells whether a host answers with 200 and this x-ratelimit-limit.
+// works reports whether a host answers with 200 and this x-ratelimit-limit.
 func (d door) works(ctx context.Context, host, limit string) error {
 	envoys, err := d()
 	if err != nil {

@@ -314,8 +314,8 @@ type known struct {
 	version uint64
 }
 
-// older tells whether a record is of an older copy than the one that was read before. Another node may have begun a new
-// epoch in that copy.
+// older reports whether a record is of an older copy than the one that was read before. Another node may have begun a
+// new epoch in that copy.
 func (k *known) older(own *Record, is *ratelimit.Epoch) bool {
 	return k != nil && own.Version < k.version && is.Began <= k.Began
 }

@@ -119,7 +119,7 @@ func (l *Redis) watches(ctx context.Context, cn *redis.Conn) error {
 	return err
 }
 
-// knows tells whether a server is as it was when this process read its epoch.
+// knows reports whether a server is as it was when this process read its epoch.
 func (l *Redis) knows(run, replid string) bool {
 	x := l.current.Load()
 	if x == nil {
@@ -223,7 +223,7 @@ var (
 	errRepeated  = errors.New("redis: the scripts, or the epoch, of the server change repeatedly")
 )
 
-// same tells whether two servers may be the same.
+// same reports whether two servers may be the same.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown }
 
 // life is an epoch in the form of its key.

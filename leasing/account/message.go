@@ -41,7 +41,7 @@ const Share = 8
 // Stated is the Window of a message that states the most that a bucket's level can be, as Taken: after a loss of data.
 const Stated ratelimit.Window = -1
 
-// Draws tells whether the message is a draw.
+// Draws reports whether the message is a draw.
 func (c *Claim) Draws() bool { return c.Seq == 0 }
 
 func (c *Claim) bucket() bool { return c.Limit.Algorithm == ratelimit.TokenBucket }

@@ -64,7 +64,7 @@ func TestPlantedScripts(t *testing.T) {
 	}
 }
 
-// noticed tells whether twins differ.
+// noticed reports whether twins differ.
 func noticed(t *testing.T, s *redistest.Server) bool {
 	m := newMoved(t, s)
 	for seed := range uint64(400) {

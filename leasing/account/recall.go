@@ -22,7 +22,7 @@ const (
 	recordsPause = 20 * time.Microsecond // for each record, which takes a microsecond to read
 )
 
-// recallAll recalls all other holders with tokens in hand, if it is time. It tells whether they were recalled now or
+// recallAll recalls all other holders with tokens in hand, if it is time. It reports whether they were recalled now or
 // a moment ago. It reads all records.
 func (a *account) recallAll(but ratelimit.Holder, now instant, ask func(ratelimit.Holder)) bool {
 	since := now.Sub(a.asked)

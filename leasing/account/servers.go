@@ -325,7 +325,7 @@ var ErrMoved = errors.New("the slots of the Cluster have moved")
 // errAway means that a server has given its slots away, and so its epoch. It may have settled messages before.
 var errAway = fmt.Errorf("%w: the server has none left", ErrMoved)
 
-// isMoved tells whether a server answers where a slot is, or that it moves. That says nothing of the server's data.
+// isMoved reports whether a server answers where a slot is, or that it moves. That says nothing of the server's data.
 func isMoved(err error) bool {
 	return slices.ContainsFunc([]string{"MOVED ", "ASK ", "TRYAGAIN"}, func(p string) bool {
 		return redis.HasErrorPrefix(err, p)

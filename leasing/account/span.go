@@ -47,7 +47,7 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	return s
 }
 
-// kept tells whether the ledger has the account at a time of its clock.
+// kept reports whether the ledger has the account at a time of its clock.
 func (s *span) kept(now instant) bool { return s.begins <= now && now < s.over }
 
 // parts is the number of parts of a window, for the part that the last period still covers. Every sliding window is a
@@ -66,7 +66,7 @@ func (s *span) before(now instant, l *ratelimit.Limit, sum tokens) tokens {
 	return sum/parts*part + tokens(roundUp(int64(sum%parts*part), parts))
 }
 
-// looksBack tells whether a window's free tokens depend on the previous account.
+// looksBack reports whether a window's free tokens depend on the previous account.
 func looksBack(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.SlidingWindow }
 
 func roundUp(n, d int64) int64 { return (n + d - 1) / d }

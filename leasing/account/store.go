@@ -19,7 +19,7 @@ type Store interface {
 	// data none is made, and the error may be [ErrLife]. It reports which it made. With another error, it may have made
 	// any. A reported change is as durable as the store promises.
 	Write(ctx context.Context, life string, changes []Change) (made []bool, err error)
-	// Drop removes records whose time ended before that time, and returns their number; more tells whether some are
+	// Drop removes records whose time ended before that time, and returns their number; more reports whether some are
 	// left.
 	Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error)
 }

@@ -111,7 +111,7 @@ func grantOf(n *[answerFields]int64) Grant {
 	}
 }
 
-// plausible tells whether an answer is possible for a claim.
+// plausible reports whether an answer is possible for a claim.
 func plausible(c *Claim, g *Grant) bool {
 	most := max(0, c.Need, c.Want)
 	if c.Draws() {
@@ -202,7 +202,7 @@ func readDraw(c *Claim, replies []any, at instant) Grant {
 	return Grant{Total: tokens(total), Sum: tokens(sum) + s.before(at, &c.Limit, tokens(was)), InHand: -1, At: at}
 }
 
-// exact tells whether a double holds the number.
+// exact reports whether a double holds the number.
 func exact(n int64) bool { return -1<<53 <= n && n <= 1<<53 }
 
 func readInteger(v any) (int64, bool) {

@@ -68,7 +68,7 @@ type holder struct {
 	vain         tokens // drawn beyond the limit: the holder does not spend it, and gives it back with its next claim
 }
 
-// Held tells whether the over-admission is within the rule's bound. Late charges are not admissions, and are reported
+// Held reports whether the over-admission is within the rule's bound. Late charges are not admissions, and are reported
 // separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 

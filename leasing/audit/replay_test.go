@@ -75,7 +75,7 @@ func (h *history) window() ratelimit.Window {
 
 func (h *history) some() tokens { return tokens(h.Int64N(2 + int64(h.rule.Limit.Requests)/2)) }
 
-// exact tells whether what is taken is exactly what was granted and not given back: nothing is lost.
+// exact reports whether what is taken is exactly what was granted and not given back: nothing is lost.
 func (h *history) exact() bool { return !h.lossy }
 
 func (h *history) play() {

@@ -77,9 +77,9 @@ func (l *lives) wrote(c *account.Change, revision int64, life string) {
 	}), w)
 }
 
-// lost tells whether data in a life lacks the last write whose record has not ended, if there are new connections since
-// the last check. If that cannot be found, because the write was overwritten and compacted, it counts as lost. This
-// costs two seconds, in which nodes state their totals.
+// lost reports whether data in a life lacks the last write whose record has not ended, if there are new connections
+// since the last check. If that cannot be found, because the write was overwritten and compacted, it counts as lost.
+// This costs two seconds, in which nodes state their totals.
 func (l *lives) lost(
 	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
 ) (bool, error) {
@@ -106,7 +106,7 @@ func (l *lives) lost(
 	return false, nil
 }
 
-// there tells whether the data has a write, now or in its history.
+// there reports whether the data has a write, now or in its history.
 func (w *write) there(ctx context.Context, c *clientv3.Client) (bool, error) {
 	for _, at := range []int64{0, w.revision} {
 		r, err := c.Get(ctx, w.key, clientv3.WithRev(at))

@@ -69,7 +69,7 @@ func (s *Store) reports(ctx context.Context, c *clientv3.Client, within time.Dur
 	return lease.ID, nil
 }
 
-// Durable tells whether commits survive a crash of all members: they do, unless members run with --unsafe-no-fsync,
+// Durable reports whether commits survive a crash of all members: they do, unless members run with --unsafe-no-fsync,
 // which etcd does not report. It asks whether a majority answers.
 func (s *Store) Durable(ctx context.Context) (bool, error) {
 	err := s.Ping(ctx)

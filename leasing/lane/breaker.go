@@ -25,7 +25,7 @@ const (
 	BreakLongest = 250 * time.Millisecond
 )
 
-// Allow tells whether a call may be made now. After the pause, the first caller is the probe.
+// Allow reports whether a call may be made now. After the pause, the first caller is the probe.
 func (b *Breaker) Allow(now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -36,7 +36,7 @@ func (b *Breaker) Allow(now instant) bool {
 	return true
 }
 
-// Open tells whether the store counts as dead.
+// Open reports whether the store counts as dead.
 func (b *Breaker) Open() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -45,7 +45,7 @@ func (b *Breaker) Open() bool {
 
 func (b *Breaker) openLocked() bool { return b.failures >= breakAfter }
 
-// Refuses tells whether Allow would return false now.
+// Refuses reports whether Allow would return false now.
 func (b *Breaker) Refuses(now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -158,7 +158,7 @@ const (
 	spotOrder = "\x02" // ends the place of all patterns of a key
 )
 
-// reordered tells whether the patterns of two orders that are in both change their order. Added and
+// reordered reports whether the patterns of two orders that are in both change their order. Added and
 // removed ones are reported.
 func reordered(a, b string) bool {
 	at := map[string]int{}

@@ -59,7 +59,7 @@ const (
 	Range       Kind = "range"       // an address range as a value, which no address matches
 )
 
-// Fatal tells whether sluice check fails for the problem although a server loads the rules: they do
+// Fatal reports whether sluice check fails for the problem although a server loads the rules: they do
 // the opposite of a limit.
 func (k Kind) Fatal() bool { return k == Invalid || k == ZeroLimit || k == NoRules || k == Range }
 

@@ -61,14 +61,14 @@ func (t *Tree) swapped() string {
 	return resolveLinks(t.Root)
 }
 
-// changed tells whether the tree may have changed since the last read. If Root is a link, only its
+// changed reports whether the tree may have changed since the last read. If Root is a link, only its
 // swap counts.
 func (t *Tree) changed() bool {
 	to := t.swapped()
 	return to == "" || to != t.last.Load()
 }
 
-// holds tells whether a file belongs to the tree, or would.
+// holds reports whether a file belongs to the tree, or would.
 func (t *Tree) holds(path string) bool {
 	is, missing := os.Stat(path)
 	if file, err := os.Stat(t.Path); missing == nil && err == nil && os.SameFile(is, file) {

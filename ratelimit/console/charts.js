@@ -89,15 +89,18 @@ function drawCharts(rules) {
     { name: 'refused', className: 'two', values: c.refused },
     { name: 'without the store, of these', className: 'three', values: c.alone, onlyIf: true },
   ];
+  const nodes = p.nodes.at(-1), fleet = p.nodes.some((n) => n > 1);
+  const of = fleet ? ', of ' + nodes + (nodes === 1 ? ' node' : ' nodes') : '';
+  const here = (name, values) => fleet ? [{ name, className: 'here', values }] : [];
   $('lead').replaceChildren(
-    chart('Over-admission of the worst key', '% of its allowance, in a window of the last 30 s', p.at_ms, [{ name: 'worst key', className: 'one', values: p.worst_percent }], [100, 'all that is allowed']),
-    chart('All calls', 'calls a second', p.at_ms, [...decisions(p).slice(0, 2), { name: 'no decision', className: 'three', values: p.failed, onlyIf: true }]),
-    chart('Slowest in a hundred (p99)', 'milliseconds', p.at_ms, [{ name: 'p99', className: 'one', values: p.p99_ms }], Math.max(...p.p99_ms) > 4 ? [20, 'Envoy waits 20 ms'] : null),
+    chart('Over-admission of the worst key' + of, '% of its allowance, in a window of the last 30 s', p.at_ms, [{ name: 'worst key', className: 'one', values: p.worst_percent }], [100, 'all that is allowed']),
+    chart('All calls' + of, 'calls a second', p.at_ms, [...decisions(p).slice(0, 2), ...here('passed, at this node', p.here.passed), { name: 'no decision', className: 'three', values: p.failed, onlyIf: true }]),
+    chart('Slowest in a hundred (p99)' + (fleet ? ', of the slowest node' : ''), 'milliseconds', p.at_ms, [{ name: 'p99', className: 'one', values: p.p99_ms }, ...here('this node', p.here.p99_ms)], Math.max(...p.p99_ms) > 4 ? [20, 'Envoy waits 20 ms'] : null),
   );
   $('charts').replaceChildren(
     ...p.rules.map((c) => {
       const [domain, rule, mode] = c.id.split('\n'), r = known.get(c.id);
-      const box = chart(domain + '.' + rule, 'decisions a second, all keys' + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
+      const box = chart(domain + '.' + rule, 'decisions a second, all keys' + of + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
       box.id = chartOf(c.id);
       return box;
     }),
@@ -114,6 +117,7 @@ async function remember() {
     return past ? undefined : remember();
   }
   const cut = (a, b) => a.concat(b || []).slice(-450);
-  for (const name of ['at_ms', 'passed', 'refused', 'failed', 'alone', 'p99_ms', 'worst_percent']) past[name] = cut(past[name], fresh[name]);
+  for (const name of ['at_ms', 'nodes', 'passed', 'refused', 'failed', 'alone', 'p99_ms', 'worst_percent']) past[name] = cut(past[name], fresh[name]);
+  for (const name of ['passed', 'p99_ms']) past.here[name] = cut(past.here[name], fresh.here[name]);
   past.rules.forEach((r, i) => { for (const name of ['passed', 'refused', 'alone']) r[name] = cut(r[name], fresh.rules[i][name]); });
 }

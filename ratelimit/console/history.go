@@ -1,12 +1,9 @@
 package console
 
 import (
-	"cmp"
 	"context"
-	"maps"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -33,6 +30,7 @@ const (
 type History struct {
 	metrics metrics.Collector
 	latency *metrics.Latency // of whole calls; nil: unknown
+	nodes   func() Fleet
 
 	mu   sync.Mutex
 	last metrics.State // guarded by mu: of the latest look
@@ -48,12 +46,13 @@ type look struct {
 	worst float64 // see Rates
 	took  []bucket
 	rules []ruleLook // at most watchedRules
+	others
 }
 
 // counters are those of a node or a rule, since its start.
 type counters struct {
 	passed, refused, failed, alone, full, beyond, byPolicy uint64
-	unlimited                                              uint64 // requests
+	unlimited, bare                                        uint64 // requests without a rule, or without descriptors
 	hits                                                   uint64 // cost of requests
 	trips, waited                                          uint64 // round trips, and their microseconds
 }
@@ -76,15 +75,19 @@ type Rates struct {
 	Failed  float64 `json:"failed"` // answered with an error, or shed
 	Alone   float64 `json:"alone"`  // decisions without the store
 	Full    float64 `json:"full"`   // decisions of keys without a place in the table
-	// Unlimited requests have no rule, because no rule has their domain or one of their keys.
+	// Unlimited requests have no rule: no rule has their domain or one of their keys, or they have no descriptors.
 	Unlimited float64 `json:"unlimited"`
-	Trips     float64 `json:"trips"`        // round trips to the store
-	Trip      float64 `json:"trip_seconds"` // mean time of one; 0: there was none
-	P99       float64 `json:"p99_seconds"`
+	// Bare requests have no descriptors. They are among Unlimited and Failed.
+	Bare  float64 `json:"without_descriptors,omitempty"`
+	Trips float64 `json:"trips"`        // round trips to the store
+	Trip  float64 `json:"trip_seconds"` // mean time of one; 0: there was none
+	P99   float64 `json:"p99_seconds"`
 	// Worst is the excess of the worst key over its limit in a window of the last 30 s, in percent of its allowance.
 	Worst float64 `json:"worst_percent"`
 	// Lost counts losses of data in the store, during the history.
 	Lost uint64 `json:"lost"`
+	// Rules are the busiest ones.
+	Rules []RuleRates `json:"rules,omitempty"`
 }
 
 // recentRules are, by rule, decisions a second without the store, and tokens beyond a bound during the history.
@@ -99,9 +102,9 @@ type recentRule struct {
 
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
 
-// NewHistory is empty. Run fills it.
-func NewHistory(c metrics.Collector, latency *metrics.Latency) *History {
-	return &History{metrics: c, latency: latency}
+// NewHistory is empty. Run fills it. nodes returns the nodes that share the store, at any time.
+func NewHistory(c metrics.Collector, latency *metrics.Latency, nodes func() Fleet) *History {
+	return &History{metrics: c, latency: latency, nodes: nodes}
 }
 
 // Run looks at the node until ctx is done. It blocks.
@@ -131,10 +134,12 @@ func (h *History) buckets() (all []bucket) {
 
 // observe adds a look at the counters.
 func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
+	l := lookAt(at, &s, took)
+	l.others = othersOf(h.nodes())
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = s
-	h.ring[h.n%looks] = lookAt(at, &s, took)
+	h.ring[h.n%looks] = l
 	h.n++
 }
 
@@ -143,7 +148,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l := look{at: at, lost: s.Store.Recoveries, took: took, counters: counters{
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
-		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests,
+		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests, bare: s.BareRequests,
 	}}
 	l.rules = make([]ruleLook, 0, len(s.Rules))
 	for i := range s.Rules {
@@ -166,7 +171,7 @@ func (c counters) since(o *counters) counters {
 		passed: less(c.passed, o.passed), refused: less(c.refused, o.refused), failed: less(c.failed, o.failed),
 		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
 		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
-		unlimited: less(c.unlimited, o.unlimited), hits: less(c.hits, o.hits),
+		unlimited: less(c.unlimited, o.unlimited), bare: less(c.bare, o.bare), hits: less(c.hits, o.hits),
 	}
 }
 
@@ -176,8 +181,8 @@ func (c counters) rates(seconds float64) Rates {
 		Passed: float64(c.passed) / seconds, Refused: float64(c.refused) / seconds,
 		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
 		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
-		Unlimited: float64(c.unlimited) / seconds,
-		Trip:      float64(c.waited) / 1e6 / float64(max(1, c.trips)),
+		Unlimited: float64(c.unlimited) / seconds, Bare: float64(c.bare) / seconds,
+		Trip: float64(c.waited) / 1e6 / float64(max(1, c.trips)),
 	}
 }
 
@@ -269,13 +274,16 @@ func (h *History) recent() (Rates, recentRules) {
 	r.P99, r.Lost = max(0, r.P99), now.since(all[0]).Lost
 	for i := range now.rules {
 		is := &now.rules[i]
-		ever, lately := is.since(first(all, is.id)), is.since(first(all[from:], is.id))
+		ever := is.since(first(all, is.id))
+		lately := is.since(first(all[from:], is.id)).rates(now.at.Sub(all[from].at).Seconds())
+		r.Rules = append(r.Rules, RuleRates{is.id, round(lately.Passed), round(lately.Refused), round(lately.Alone)})
 		rules[is.id] = recentRule{
-			alone:    lately.rates(now.at.Sub(all[from].at).Seconds()).Alone,
+			alone:    lately.Alone,
 			beyond:   is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
 			byPolicy: ever.byPolicy, decisions: ever.passed + ever.refused, refused: ever.refused, hits: ever.hits,
 		}
 	}
+	r.Rules = busiestRules(r.Rules)
 	return r, rules
 }
 
@@ -289,14 +297,22 @@ func first(all []*look, id string) *counters {
 	return &counters{}
 }
 
-// remembered is the answer to /console/history: columns of equal length.
+// remembered is the answer to /console/history: columns of equal length. They are sums of the nodes that respond, and
+// of the slowest node and the worst key, except those of Here, which are this node's.
 type remembered struct {
-	At []int64 `json:"at_ms"`
+	At    []int64 `json:"at_ms"`
+	Nodes []int   `json:"nodes"`
 	column
 	Failed []float64    `json:"failed"`
 	P99    []float64    `json:"p99_ms"` // -1: there were no calls
 	Worst  []float64    `json:"worst_percent"`
+	Here   hereColumn   `json:"here"`
 	Rules  []ruleColumn `json:"rules"`
+}
+
+type hereColumn struct {
+	Passed []float64 `json:"passed"`
+	P99    []float64 `json:"p99_ms"`
 }
 
 type ruleColumn struct {
@@ -310,12 +326,21 @@ type column struct {
 	Alone   []float64 `json:"alone"`
 }
 
-func (c *column) add(r Rates) {
-	c.Passed, c.Refused = append(c.Passed, round(r.Passed)), append(c.Refused, round(r.Refused))
-	c.Alone = append(c.Alone, round(r.Alone))
+func (c *column) add(passed, refused, alone float64) {
+	c.Passed = append(c.Passed, round(passed))
+	c.Refused = append(c.Refused, round(refused))
+	c.Alone = append(c.Alone, round(alone))
 }
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
+
+// inMilliseconds is a quantile in seconds, or -1.
+func inMilliseconds(seconds float64) float64 {
+	if seconds < 0 {
+		return seconds
+	}
+	return math.Round(seconds*1e6) / 1e3
+}
 
 // columns has the rates of each look after a time in Unix milliseconds, with the rules of the most decisions.
 func (h *History) columns(since int64) remembered {
@@ -327,48 +352,38 @@ func (h *History) columns(since int64) remembered {
 		v.Rules = append(v.Rules, ruleColumn{ID: id})
 	}
 	for i := 1; i < len(all); i++ {
-		was, is := all[i-1], all[i]
-		if is.at.UnixMilli() <= since {
-			continue
-		}
-		r := is.since(was)
-		v.At = append(v.At, is.at.UnixMilli())
-		v.add(r)
-		if r.P99 >= 0 {
-			r.P99 = math.Round(r.P99*1e6) / 1e3
-		}
-		v.Failed, v.P99, v.Worst = append(v.Failed, round(r.Failed)), append(v.P99, r.P99),
-			append(v.Worst, round(r.Worst))
-		for j := range v.Rules {
-			old, now, of := was.rule(v.Rules[j].ID), is.rule(v.Rules[j].ID), counters{}
-			if old != nil && now != nil {
-				of = now.since(old)
-			}
-			v.Rules[j].add(of.rates(is.at.Sub(was.at).Seconds()))
+		if all[i].at.UnixMilli() > since {
+			v.add(all[i-1], all[i])
 		}
 	}
 	return v
 }
 
-// busiest are the rules with most decisions in a time, in the order of their names: they keep their columns while
-// others overtake them.
-func busiest(all []*look) []string {
-	decided := map[string]uint64{}
-	for i := 1; i < len(all); i++ {
-		for j := range all[i].rules {
-			r := &all[i].rules[j]
-			if was := all[i-1].rule(r.id); was != nil {
-				of := r.since(was)
-				decided[r.id] += of.passed + of.refused
-			}
+// add appends the rates between two looks.
+func (v *remembered) add(was, is *look) {
+	r := is.since(was)
+	v.At = append(v.At, is.at.UnixMilli())
+	v.Nodes = append(v.Nodes, is.others.nodes+1)
+	v.Here.Passed = append(v.Here.Passed, round(r.Passed))
+	v.Here.P99 = append(v.Here.P99, inMilliseconds(r.P99))
+	r.add(&is.others.rates)
+	v.column.add(r.Passed, r.Refused, r.Alone)
+	v.Failed = append(v.Failed, round(r.Failed))
+	v.P99 = append(v.P99, inMilliseconds(r.P99))
+	v.Worst = append(v.Worst, round(r.Worst))
+	for i := range v.Rules {
+		c := &v.Rules[i]
+		var of RuleRates
+		old, now := was.rule(c.ID), is.rule(c.ID)
+		if old != nil && now != nil {
+			here := now.since(old).rates(is.at.Sub(was.at).Seconds())
+			of = RuleRates{Passed: here.Passed, Refused: here.Refused, Alone: here.Alone}
 		}
+		if there := is.others.rules[c.ID]; there != nil {
+			of.add(there)
+		}
+		c.add(of.Passed, of.Refused, of.Alone)
 	}
-	ids := slices.SortedFunc(maps.Keys(decided), func(a, b string) int {
-		return cmp.Or(cmp.Compare(decided[b], decided[a]), cmp.Compare(a, b))
-	})
-	ids = ids[:min(len(ids), chartedRules)]
-	slices.Sort(ids)
-	return ids
 }
 
 // history answers with the looks after ?since=, in Unix milliseconds.

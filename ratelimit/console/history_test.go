@@ -8,6 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
+func noFleet() Fleet { return Fleet{} }
+
 // looked is a node with one rule that has decided so much since its start.
 func looked(passed, refused, alone, beyond uint64) metrics.State {
 	return metrics.State{
@@ -23,7 +25,7 @@ func looked(passed, refused, alone, beyond uint64) metrics.State {
 func TestHistoryIsInSeconds(t *testing.T) {
 	for _, unit := range []metrics.LatencyUnit{metrics.InSeconds, metrics.InMilliseconds} {
 		latency := metrics.NewLatency(unit)
-		h := NewHistory(metrics.Collector{}, latency)
+		h := NewHistory(metrics.Collector{}, latency, noFleet)
 		at := time.Unix(1_000_000, 0)
 		h.observe(at, looked(0, 0, 0, 0), h.buckets())
 		for range 100 {
@@ -43,7 +45,7 @@ const shownLooks = looks - 1 // rates are of two looks
 // A page that is opened again shows the last quarter of an hour of the node: rates between two
 // looks, and none of the first.
 func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
-	h := NewHistory(metrics.Collector{}, nil)
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
 	at := time.Unix(1_000_000, 1) // at_ms lacks the nanosecond
 	for i := range uint64(shownLooks + 10) {
 		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
@@ -78,7 +80,7 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 
 // Rules come and go, and counters begin anew: nothing is negative, and what is remembered of rules is bounded.
 func TestHistoryIsBounded(t *testing.T) {
-	h := NewHistory(metrics.Collector{}, nil)
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
 	at := time.Unix(1_000_000, 0)
 	for i := range 500 {
 		s := looked(5, 5, 5, 0)
@@ -104,7 +106,7 @@ func TestHistoryIsBounded(t *testing.T) {
 
 // What was beyond its bound is news for a quarter of an hour, and then no longer.
 func TestHistoryForgetsNews(t *testing.T) {
-	h := NewHistory(metrics.Collector{}, nil)
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
 	at := time.Unix(1_000_000, 0)
 	look := func(i int, beyond uint64) uint64 {
 		h.observe(at.Add(time.Duration(i)*lookEvery), looked(uint64(i), 0, 0, beyond), nil)
@@ -130,11 +132,47 @@ func TestHistoryForgetsNews(t *testing.T) {
 	if _, rules := h.recent(); rules["d\nseldom\n"].beyond != 1 {
 		t.Error("the bound of a rule with few requests is broken, which is no news")
 	}
-	h = NewHistory(metrics.Collector{}, nil)
+	h = NewHistory(metrics.Collector{}, nil, noFleet)
 	for i := range 40 { // a node with many rules looks seldom
 		h.observe(at.Add(time.Duration(i)*30*time.Second), looked(uint64(i), 0, 0, uint64(min(3+i, 4))), nil)
 	}
 	if _, rules := h.recent(); rules["d\nr\n"].beyond != 0 {
 		t.Error("19 minutes later it is news")
+	}
+}
+
+// Charts are of the fleet: what this node counts, and what the others that respond registered. A silent node, and a
+// list that is too old, do not count.
+func TestHistoryIsOfTheFleet(t *testing.T) {
+	busy := func(id string, passed float64) *Rates {
+		return &Rates{
+			Passed: passed, Refused: 1, Failed: 2, P99: 0.03, Worst: 7, Rules: []RuleRates{{ID: id, Passed: passed}},
+		}
+	}
+	fleet := Fleet{Nodes: []Node{
+		{Here: true, Rates: busy("d\nr\n", 900)}, {Rates: busy("d\nr\n", 40)}, {Rates: busy("d\nother\n", 50)},
+		{Silent: true, Rates: busy("d\nr\n", 700)}, {},
+	}}
+	h := NewHistory(metrics.Collector{}, nil, func() Fleet { return fleet })
+	at := time.Unix(1_000_000, 0)
+	for i := range uint64(3) {
+		fleet.Old = i == 2
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 0, 0), took(90*i, 100*i))
+	}
+	v := h.columns(0)
+	want := "[3 1] [100 10] [7 5] [4 0] [30 9.1] [7 0] [10 10] [9.1 9.1]"
+	got := fmt.Sprint(v.Nodes, v.Passed, v.Refused, v.Failed, v.P99, v.Worst, v.Here.Passed, v.Here.P99)
+	if got != want {
+		t.Errorf("nodes, passed, refused, failed, p99, worst, here: %s; want %s", got, want)
+	}
+	rules := ""
+	for _, r := range v.Rules {
+		rules += fmt.Sprintf("%q %v ", r.ID, r.Passed)
+	}
+	if want := `"d\nother\n" [50 0] "d\nr\n" [50 10] `; rules != want {
+		t.Errorf("rules %s; want %s", rules, want)
+	}
+	if r, _ := h.Recent(); len(r.Rules) != 1 || r.Rules[0] != (RuleRates{ID: "d\nr\n", Passed: 10, Refused: 5}) {
+		t.Errorf("it registers %+v", r.Rules)
 	}
 }

@@ -109,7 +109,7 @@ func newOverridable(t *testing.T) *overridable {
 		Metrics:   metrics.Collector{Store: store, Overrides: n.changes},
 		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
 		Quotas: rlqs.NewNode(rlqs.Source{}, rlqs.Options{}), Nodes: func() (f Fleet) { return f },
-		Name: func() string { return "" }, History: NewHistory(metrics.Collector{}, nil),
+		Name: func() string { return "" }, History: NewHistory(metrics.Collector{}, nil, noFleet),
 		Overrides: n.book, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)

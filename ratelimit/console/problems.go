@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // Problem is a fault of a node, or a warning for its operator. A page shows problems first.
@@ -71,9 +73,9 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 				"are limited by this node alone.", s.Leases, s.MaxKeys),
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
-	if recent.Failed > 0 {
+	if failed := recent.Failed - recent.Bare; failed > 0 {
 		say(Bad, "errors", "Envoy admits or refuses such requests, by its failure_mode_deny.",
-			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
+			"%s calls a second get no decision: errors or shed calls", figure(failed))
 	}
 	if calls := recent.Passed + recent.Refused + recent.Failed; recent.Unlimited > calls/muchUnlimited {
 		causes := unlimitedBy(s)
@@ -152,13 +154,13 @@ func fleetProblems(s *State, say sayer) {
 	if len(sets) > 1 {
 		say(Warn, "rules-differ",
 			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+
-				few(others(sets))+".",
+				few(minority(sets))+".",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }
 
-// others are the nodes whose rules fewer nodes have than the most common ones, with their rules.
-func others(sets map[string][]string) (names []string) {
+// minority are the nodes whose rules fewer nodes have than the most common ones, with their rules.
+func minority(sets map[string][]string) (names []string) {
 	rules := slices.SortedFunc(maps.Keys(sets), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(sets[b]), len(sets[a])), strings.Compare(a, b))
 	})
@@ -173,10 +175,13 @@ func others(sets map[string][]string) (names []string) {
 // unlimitedBy names why requests have no rule, the most frequent cause first.
 func unlimitedBy(s *State) (names []string) {
 	for _, u := range s.Unlimited {
-		if u.Key == "" {
+		switch u.Cause {
+		case metrics.NoRuleForDomain:
 			names = append(names, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
-		} else {
+		case metrics.NoRuleForKey:
 			names = append(names, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
+		case metrics.NoDescriptors:
+			names = append(names, fmt.Sprintf("requests for %s have no descriptors (%d)", u.Domain, u.Requests))
 		}
 	}
 	return names

@@ -3,6 +3,8 @@ package console
 import (
 	"fmt"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // A rule can limit nothing without an error: its route is gone, its charges are lost on the way, or their costs. These
@@ -15,6 +17,9 @@ const (
 	fewRequests = 100
 	// usualCost is the mean cost of a rule whose requests cost more than 1 each.
 	usualCost = 5
+	// manyRequests in windows of an hour or longer are for some of the same keys. Otherwise each has a key of its own,
+	// such as a request ID.
+	manyRequests = 10_000
 )
 
 // silent are the rules that seem to limit nothing, with the reason. age is the node's.
@@ -30,6 +35,8 @@ func silent(s *State, recent recentRules, age time.Duration) (names []string) {
 			why = "no request in a day"
 		case r.Shadow && lately.refused >= fewRequests && age >= silentAfter:
 			why = fmt.Sprintf("in shadow_mode: would have refused %d", lately.refused)
+		case oneRequestEach(r):
+			why = fmt.Sprintf("each of %d requests had a key of its own", r.Decisions)
 		case lately.decisions < fewRequests:
 		case lately.hits == 0:
 			why = fmt.Sprintf("%d checks and no charge", lately.decisions)
@@ -41,4 +48,11 @@ func silent(s *State, recent recentRules, age time.Duration) (names []string) {
 		}
 	}
 	return names
+}
+
+// oneRequestEach reports whether no key had a second request in its window, of many.
+func oneRequestEach(r *metrics.RuleState) bool {
+	mean := float64(r.Hits) / float64(max(1, r.Decisions))
+	return r.Decisions >= manyRequests && r.WindowSeconds >= time.Hour.Seconds() &&
+		r.Highest > 0 && float64(r.Highest) <= mean && r.Highest < r.Tokens
 }

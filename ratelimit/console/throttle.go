@@ -51,7 +51,7 @@ func newThrottle(now func() time.Time) *throttle {
 	return t
 }
 
-// question tells whether one more may run. Then the caller must call done.
+// question reports whether one more may run. Then the caller must call done.
 func (t *throttle) question() (done func(), ok bool) {
 	select {
 	case t.slots <- struct{}{}:

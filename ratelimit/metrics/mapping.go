@@ -135,7 +135,7 @@ func (f families) add(kind mapper.MetricType, p place, n uint64) {
 	}
 }
 
-// replaces tells whether the mapping decides about a metric of the registry. What it drops is not shown either.
+// replaces reports whether the mapping decides about a metric of the registry. What it drops is not shown either.
 func (f families) replaces(m *dto.MetricFamily) bool {
 	theirs := strings.HasPrefix(m.GetName(), "ratelimit_") && m.GetType() == dto.MetricType_COUNTER
 	return f != nil && (theirs || f[m.GetName()] != nil)

@@ -72,7 +72,7 @@ type StoreSafety struct {
 // Describe implements prometheus.Collector. Which metrics there are depends on the fields that are set.
 func (c Collector) Describe(chan<- *prometheus.Desc) {}
 
-// page takes in a scrape: each metric says its name, its help and its labels, and then its values.
+// page handles a scrape: each metric says its name, its help and its labels, and then its values.
 type page chan<- prometheus.Metric
 
 func (p page) number(kind prometheus.ValueType, name, help string, labels []string) func(float64, ...string) {
@@ -147,9 +147,10 @@ func (c Collector) collectCalls(p page) {
 	s.UnknownDomains.EachNamed(func(_ string, n *ratelimit.RuleCounters) { unknown += n.Requests() })
 	p.count("sluice_unknown_domain_total", "Requests for a domain without rules.")(unknown)
 	unlimited := p.count("sluice_unlimited_requests_total",
-		"Requests that no rule limits, because no rule of their domain has this key of a descriptor.", "domain", "key")
+		"Requests that no rule limits: no rule of their domain has this key, or (key \"\") they have no descriptors.",
+		"domain", "key")
 	for _, u := range c.unlimited() {
-		if u.Key != "" {
+		if u.Cause != NoRuleForDomain {
 			unlimited(u.Requests, u.Domain, u.Key)
 		}
 	}

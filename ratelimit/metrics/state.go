@@ -19,7 +19,9 @@ type State struct {
 	Shed      uint64 `json:"shed"`
 	Panics    uint64 `json:"panics"`
 	// UnlimitedRequests have no rule, and Unlimited says why: the most frequent causes first, at most shownUnlimited.
+	// BareRequests are those of them that have no descriptors.
 	UnlimitedRequests uint64                  `json:"unlimited_requests"`
+	BareRequests      uint64                  `json:"requests_without_descriptors"`
 	Unlimited         []Unlimited             `json:"unlimited"`
 	Sources           map[string]uint64       `json:"sources"`
 	Fallbacks         map[string]uint64       `json:"fallbacks"`
@@ -49,12 +51,20 @@ type ConfigState struct {
 
 const shownUnlimited = 20
 
-// Unlimited counts requests that no rule limits: their domain has no rules, or none with a key of theirs.
+// Unlimited counts requests that no rule limits.
 type Unlimited struct {
+	Cause    string `json:"cause"`
 	Domain   string `json:"domain"`
-	Key      string `json:"key"` // "": the domain has no rules
+	Key      string `json:"key,omitempty"` // with NoRuleForKey
 	Requests uint64 `json:"requests"`
 }
+
+// Causes of requests without a rule.
+const (
+	NoRuleForDomain = "domain"
+	NoRuleForKey    = "key"
+	NoDescriptors   = "descriptors" // they are answered with an error
+)
 
 // StoreState is how the store is, as this node sees it.
 type StoreState struct {
@@ -74,19 +84,21 @@ type StoreState struct {
 
 // RuleState is one rule.
 type RuleState struct {
-	Domain    string           `json:"domain"`
-	Rule      string           `json:"rule"`
-	Mode      string           `json:"mode"`
-	Limit     string           `json:"limit"`
-	Tokens    ratelimit.Tokens `json:"limit_tokens"`
-	Decisions uint64           `json:"decisions"`
-	Denied    uint64           `json:"denied"`
-	Hits      uint64           `json:"hits"` // cost of all requests
-	Shadow    bool             `json:"shadow_mode,omitempty"`
-	Admitted  uint64           `json:"admitted"`
-	Over      uint64           `json:"over"` // in all keys and windows since the start
-	Near      uint64           `json:"windows_near_bound"`
-	Beyond    uint64           `json:"windows_beyond_bound"`
+	Domain string           `json:"domain"`
+	Rule   string           `json:"rule"`
+	Mode   string           `json:"mode"`
+	Limit  string           `json:"limit"`
+	Tokens ratelimit.Tokens `json:"limit_tokens"`
+	// WindowSeconds is the length of a fixed or sliding window; 0: the limit has none.
+	WindowSeconds float64 `json:"window_seconds"`
+	Decisions     uint64  `json:"decisions"`
+	Denied        uint64  `json:"denied"`
+	Hits          uint64  `json:"hits"` // cost of all requests
+	Shadow        bool    `json:"shadow_mode,omitempty"`
+	Admitted      uint64  `json:"admitted"`
+	Over          uint64  `json:"over"` // in all keys and windows since the start
+	Near          uint64  `json:"windows_near_bound"`
+	Beyond        uint64  `json:"windows_beyond_bound"`
 	// Admissions by on_store_failure: tokens of Over, and keys and windows that exceed their declared bound
 	// for no other reason.
 	OverByPolicy   uint64            `json:"over_by_policy"`
@@ -143,6 +155,9 @@ func (c Collector) State(n int) State {
 	v.Unlimited = c.unlimited()
 	for _, u := range v.Unlimited {
 		v.UnlimitedRequests += u.Requests
+		if u.Cause == NoDescriptors {
+			v.BareRequests += u.Requests
+		}
 	}
 	v.Unlimited = v.Unlimited[:min(shownUnlimited, len(v.Unlimited))]
 	_, v.LoadErrors = c.Store.Loads()
@@ -167,15 +182,19 @@ func (c Collector) State(n int) State {
 }
 
 func (c Collector) unlimited() (all []Unlimited) {
-	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
-		all = append(all, Unlimited{Domain: strings.ToValidUTF8(domain, "?"), Requests: n.Requests()})
-	})
+	byDomain := func(cause string, of *ratelimit.RuleCounters) {
+		of.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
+			all = append(all, Unlimited{Cause: cause, Domain: strings.ToValidUTF8(domain, "?"), Requests: n.Requests()})
+		})
+	}
+	byDomain(NoRuleForDomain, &c.Stats.UnknownDomains)
+	byDomain(NoDescriptors, &c.Stats.NoDescriptors)
 	c.Stats.Unlimited.EachNamed(func(name string, n *ratelimit.RuleCounters) {
 		domain, key, ok := strings.Cut(strings.ToValidUTF8(name, "?"), ratelimit.NameSeparator)
 		if !ok { // of too many names
 			key = domain
 		}
-		all = append(all, Unlimited{domain, key, n.Requests()})
+		all = append(all, Unlimited{NoRuleForKey, domain, key, n.Requests()})
 	})
 	slices.SortStableFunc(all, func(a, b Unlimited) int { return cmp.Compare(b.Requests, a.Requests) })
 	return all
@@ -214,6 +233,9 @@ func (w *ruleRow) state() RuleState {
 	}
 	if !w.rule.Unlimited {
 		v.Limit, v.Tokens = w.rule.Limit.String(), w.rule.Limit.Capacity()
+		if l := &w.rule.Limit; l.Algorithm == ratelimit.FixedWindow || l.Algorithm == ratelimit.SlidingWindow {
+			v.WindowSeconds = l.Period().Seconds()
+		}
 		v.Highest = min(v.Tokens, w.sum.Used.Ever()) + w.sum.Worst.Ever() + w.sum.Alone.Ever()
 	}
 	if boundedOutage(w) {

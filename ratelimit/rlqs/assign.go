@@ -23,8 +23,8 @@ type budget struct {
 	limit  *ratelimit.Limit // in force: that of the rule for requests of tokens, or an override of the key
 }
 
-// turned tells whether a window has begun since the last grant of a bucket, whose window was to end at ends. The end is
-// known to within the jitter of answers: a change of more than half a window is more. A clock that is set ahead may
+// turned reports whether a window has begun since the last grant of a bucket, whose window was to end at ends. The end
+// is known to within the jitter of answers: a change of more than half a window is more. A clock that is set ahead may
 // begin another window that ends at nearly the same time.
 func (x *budget) turned(b *bucket, ends instant) bool {
 	return x.ends.Sub(ends) > sublease.WindowOf(&b.terms.rule.Limit)/2 || b.paid.window != 0 && x.window > b.paid.window
@@ -52,7 +52,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 	s.assign(ctx, now, want)
 }
 
-// simple does what needs no budget, and tells whether a lease may be needed.
+// simple does what needs no budget, and reports whether a lease may be needed.
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
 	case b.leaving != abandoned && b.terms.how == granted:

@@ -133,7 +133,7 @@ func (b *bucket) show(n *Node) {
 	b.pool.set(b, is)
 }
 
-// refills tells whether the bucket's budget is one whose tokens come back with time alone.
+// refills reports whether the bucket's budget is one whose tokens come back with time alone.
 func (b *bucket) refills() bool { return sublease.Refills(&b.terms.asking.Limit) }
 
 // exactBelow is the part of a limit above which leases come from the node's own tokens, which are claimed
@@ -153,7 +153,7 @@ func (b *bucket) idleAfter() time.Duration {
 	return ForgottenAfter
 }
 
-// waits tells whether the bucket can wait for its next report at the end of its window, and gets its next lease then.
+// waits reports whether the bucket can wait for its next report at the end of its window, and gets its next lease then.
 // That holds if it is silent or idle. It also holds if its budget was used up: its first report in a window may include
 // usage of the previous window and of the new lease. That would count in both windows, up to a report's worth of each
 // Envoy's tokens. Tokens that may be spent in the next window must be charged to it at once.

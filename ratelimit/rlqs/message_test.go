@@ -61,7 +61,7 @@ func library(message []byte) (domain string, all []said, err error) {
 	return m.GetDomain(), all, nil
 }
 
-// notText tells whether a string of a message is no UTF-8, which the library refuses at once, and
+// notText reports whether a string of a message is no UTF-8, which the library refuses at once, and
 // a session when it subscribes.
 func notText(all []said) bool {
 	for _, is := range all {

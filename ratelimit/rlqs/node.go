@@ -136,7 +136,7 @@ func (n *Node) leave(b *bucket, s *pool) {
 	}
 }
 
-// set takes in what has become of a holder.
+// set records what has become of a holder.
 func (s *pool) set(b *bucket, is shown) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,7 @@ const HolderHeader = "x-sluice-holder"
 type Service struct {
 	node  *Node
 	clock ratelimit.Clock
-	// slots bounds the streams that are served at once, and large the large messages that are taken in. draining is
+	// slots bounds the streams that are served at once, and large the large messages that are handled. draining is
 	// closed when streams are to end.
 	slots, large, draining chan struct{}
 	drain                  sync.Once
@@ -125,7 +125,7 @@ type exchange struct {
 	waits   bool    // bytes of the next message were there before it was read
 }
 
-// run takes in what comes, in one goroutine; another reads.
+// run handles what comes, in one goroutine; another reads.
 func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
@@ -173,7 +173,7 @@ func (e *exchange) run() error {
 	}
 }
 
-// take takes in a message.
+// take handles a message.
 func (e *exchange) take(ctx context.Context, m *incoming) error {
 	s := e.service
 	defer s.release(m)
@@ -205,7 +205,7 @@ func (e *exchange) read(ctx context.Context, reads chan<- *incoming) {
 	reads <- m
 }
 
-// A message of largeBytes or more may have thousands of reports. Only largeAtOnce are taken in at a time. The others
+// A message of largeBytes or more may have thousands of reports. Only largeAtOnce are handled at a time. The others
 // wait, and count in the budget of bytes in flight.
 const largeBytes, largeAtOnce = 4 << 10, 4
 

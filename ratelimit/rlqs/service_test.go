@@ -26,7 +26,7 @@ func (r *remote) Decide(_ context.Context, now instant, asks []ratelimit.Ask, ve
 	r.purse.Decide(context.Background(), now, asks, verdicts)
 }
 
-// Other goroutines have their turn while a message is taken in that has thousands of reports.
+// Other goroutines have their turn while a message is handled that has thousands of reports.
 func TestReportsTakeTurns(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	n, message := crowd(t, 1000)

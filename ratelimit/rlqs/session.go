@@ -32,7 +32,7 @@ const (
 	// one second in a hundred, which delays one call of RLS in a hundred.
 	turnEach    = 500 * time.Microsecond
 	longestTurn = sublease.ReportEvery
-	// reportsATurn are taken in before other goroutines have their turn: a message may have thousands.
+	// reportsATurn are handled before other goroutines have their turn: a message may have thousands.
 	reportsATurn = 64
 )
 
@@ -57,7 +57,7 @@ type Session struct {
 	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
 	sent, acked uint64
 	sentAt      instant
-	scratch     *scratch // while something is taken in
+	scratch     *scratch // while something is handled
 }
 
 // NewSession makes a session of a stream that has just begun.
@@ -79,7 +79,7 @@ func bad(format string, args ...any) error {
 
 var errNoRules = errors.New("no rate limit configuration loaded")
 
-// Reports takes in a message, a RateLimitQuotaUsageReports, which is not kept. An error ends the
+// Reports handles a message, a RateLimitQuotaUsageReports, which is not kept. An error ends the
 // stream: a *BadReportError is the caller's; otherwise there are no rules yet.
 func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []byte) error {
 	rules := s.node.source.Rules()
@@ -131,7 +131,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	return err
 }
 
-// reported takes in one report of a message, and returns the usage without a possible grant.
+// reported handles one report of a message, and returns the usage without a possible grant.
 func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bucket, excess tokens, err error) {
 	b, err = s.bucket(r)
 	if err != nil {
@@ -188,7 +188,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	return b, nil
 }
 
-// report takes in one bucket's report, and returns the usage without a possible grant.
+// report handles one bucket's report, and returns the usage without a possible grant.
 func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess tokens) {
 	n := s.node
 	n.stats.Allowed.Add(uint64(u.Allowed))
@@ -237,7 +237,7 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 	s.node.stats.Credited.Add(uint64(c))
 }
 
-// Acked takes in that the Envoy has received all answers up to one, counted from 1.
+// Acked records that the Envoy has received all answers up to one, counted from 1.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
 	// Only sent answers can have been acknowledged, and acknowledgements may repeat themselves.
 	upto = min(upto, s.sent)
@@ -260,7 +260,7 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	s.work(ctx, now)
 }
 
-// Wake takes in that Next has come.
+// Wake records that Next has come.
 func (s *Session) Wake(ctx context.Context, now ratelimit.Instant) {
 	s.begin()
 	defer s.end()
@@ -285,7 +285,7 @@ func (s *Session) Next() ratelimit.Instant {
 	return next
 }
 
-// Waiting tells whether the last answer has not been acknowledged.
+// Waiting reports whether the last answer has not been acknowledged.
 func (s *Session) Waiting() bool { return s.acked < s.sent }
 
 // Stuck reports whether the Envoy does not read its answers, which ends its stream.
@@ -315,7 +315,7 @@ type Debt struct {
 	refund *ratelimit.Verdict // to be undone; nil: the ask is to be charged
 }
 
-// Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are the tokens
+// Close handles the end of the stream. The grants of its Envoy stay charged in their window. The debts are the tokens
 // that it may spend in the next window, and with reclaim those that it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.buckets {

@@ -93,7 +93,7 @@ func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageRepo
 	}
 }
 
-// reports has a session take in a message, and returns its answer.
+// reports has a session handle a message, and returns its answer.
 func reports(t *testing.T, s *Session, at instant, m *rlqs.RateLimitQuotaUsageReports) (answer []byte) {
 	t.Helper()
 	if err := s.Reports(t.Context(), at, wired(m)); err != nil {

@@ -22,6 +22,6 @@ type Stats struct {
 	Carried     atomic.Uint64 // tokens charged to a second window, for their leases may cross
 	Uncovered   atomic.Uint64 // tokens that had to be charged without room in the limit
 	Refused     atomic.Uint64 // streams and buckets beyond the bounds
-	Stuck       atomic.Uint64 // streams cut because they did not take in their answers
+	Stuck       atomic.Uint64 // streams cut because they did not read their answers
 	Unserved    atomic.Uint64 // reports of buckets whose rules cannot be served so
 }

@@ -21,7 +21,7 @@ type subject struct {
 	users   int            // guarded by Node.mu. Invariant: at least 1 while the node has it
 }
 
-// measure tells whether the BucketId of a report is within the bounds.
+// measure reports whether the BucketId of a report is within the bounds.
 func (r *report) measure(o *Options) error {
 	// A BucketId comes from a caller, and its entries are matched.
 	switch {

@@ -108,7 +108,7 @@ func (s *shape) add(b []byte) error {
 	return nil
 }
 
-// opened takes in the beginning of an object or a list: {[{[{ is an entry, and {[{ a descriptor.
+// opened handles the beginning of an object or a list: {[{[{ is an entry, and {[{ a descriptor.
 func (s *shape) opened(object bool) error {
 	s.depth++
 	switch {

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -74,6 +75,9 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	}()
 	// Nothing has been charged yet, so that a request which makes no sense costs no budget.
 	if err := c.request.decode(c.in); err != nil {
+		if errors.Is(err, errNoDescriptors) {
+			s.Stats.NoDescriptors.Named([]byte(c.request.domain)).Sources[ratelimit.FromLease].Add(1)
+		}
 		return err
 	}
 	// The rules are read once. If they change meanwhile, this request is decided by the old ones as a whole.

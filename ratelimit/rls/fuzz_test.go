@@ -146,7 +146,7 @@ func checkAnswer(t *testing.T, answer *rlsv3.RateLimitResponse, r *rlsv3.RateLim
 	}
 }
 
-// admittedBeyond tells whether one descriptor alone took more than its budget.
+// admittedBeyond reports whether one descriptor alone took more than its budget.
 // What shadow_mode and quota_mode answer OK is not a budget's word.
 func admittedBeyond(s *rlsv3.RateLimitResponse_DescriptorStatus, d *common.RateLimitDescriptor, all uint32) bool {
 	if s.Code != rlsv3.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits ||

@@ -121,8 +121,8 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	return x.hold != ""
 }
 
-// replaced tells whether the cost of an earlier descriptor of the call has replaced the same hold. Then a further cost
-// of the request is charged whole.
+// replaced reports whether the cost of an earlier descriptor of the call has replaced the same hold. Then a further
+// cost of the request is charged whole.
 func (c *call) replaced(h *held, x *descriptor) bool {
 	return slices.ContainsFunc(c.holds, func(o held) bool {
 		y := &c.request.descriptors[o.match]

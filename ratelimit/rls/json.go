@@ -100,7 +100,7 @@ func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer 
 	return text, answer, nil
 }
 
-// foreign says why a request may be one that a page has a browser send: then it is not taken in. This port has no
+// foreign says why a request may be one that a page has a browser send: then it is not accepted. This port has no
 // pages, and a strange one may have its own name point here (DNS rebinding). A page may send text without asking, and
 // a browser says whose page it is. Other clients, curl among them, send neither.
 func foreign(r *http.Request) string {

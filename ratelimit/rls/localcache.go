@@ -86,7 +86,7 @@ func (c *LocalCache) Stats() LocalCacheStats {
 
 func (c *LocalCache) hash(key []byte) uint64 { return maphash.Bytes(c.seed, key) }
 
-// lookUp counts a look-up, and tells whether it was a hit. over says whether the descriptor is refused now.
+// lookUp counts a look-up, and reports whether it was a hit. over says whether the descriptor is refused now.
 // If not, its key counts as below its limit.
 func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool {
 	p := &c.parts[hash%cacheParts]

@@ -82,6 +82,8 @@ func bad(format string, args ...any) error {
 	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...)), http.StatusBadRequest}
 }
 
+var errNoDescriptors = bad("rate limit descriptor list must not be empty")
+
 func (r *request) reset() {
 	r.domain, r.hits = "", 0
 	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
@@ -114,7 +116,7 @@ func (r *request) decode(b []byte) error {
 	case r.domain == "":
 		return bad("rate limit domain must not be empty")
 	case len(r.descriptors) == 0:
-		return bad("rate limit descriptor list must not be empty")
+		return errNoDescriptors
 	}
 	return nil
 }

@@ -278,7 +278,7 @@ func post() *http.Request {
 }
 
 // Requests by other methods, too large ones, and what a page of another site can have a browser send without the
-// browser asking first, are not taken in.
+// browser asking first, are not accepted.
 func TestJSON(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	none := newFixture(t, Options{}, "")

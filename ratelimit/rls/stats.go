@@ -15,7 +15,9 @@ type Stats struct {
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
 	UnknownDomains ratelimit.RuleCounters // requests, and descriptors as hits, by the name of the domain
 	// Unlimited counts requests without a rule, one of whose keys no rule has, by domain and key, with a NameSeparator.
-	Unlimited     ratelimit.RuleCounters
+	Unlimited ratelimit.RuleCounters
+	// NoDescriptors counts requests without descriptors, which are an error, by the name of the domain.
+	NoDescriptors ratelimit.RuleCounters
 	BadRequests   atomic.Uint64
 	ServiceErrors atomic.Uint64 // bad requests, no config, and requests given up for others
 	Panics        atomic.Uint64

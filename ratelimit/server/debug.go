@@ -74,7 +74,7 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 // privateNames end names that only a local resolver has.
 var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
 
-// hostAllowed tells whether a Host can only mean this port: an address, a name without a dot or outside of
+// hostAllowed reports whether a Host can only mean this port: an address, a name without a dot or outside of
 // public registries, or an allowed name.
 func hostAllowed(host string, allowed []string) bool {
 	name := host
@@ -129,7 +129,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// onThisMachine tells whether an address is on this machine.
+// onThisMachine reports whether an address is on this machine.
 func onThisMachine(address string) bool {
 	host, _, _ := net.SplitHostPort(address) // "" is no address
 	return net.ParseIP(host).IsLoopback()

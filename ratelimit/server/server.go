@@ -218,7 +218,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	return nil
 }
 
-// overlap tells whether connections to one address may come to the other. The kernel does not: see sharePort.
+// overlap reports whether connections to one address may come to the other. The kernel does not: see sharePort.
 func overlap(a, b net.Addr) bool {
 	x, isTCP := a.(*net.TCPAddr)
 	y, areBoth := b.(*net.TCPAddr)

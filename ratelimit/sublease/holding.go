@@ -105,7 +105,7 @@ type Outcome struct {
 	Lost bool
 }
 
-// Report takes in a report that has come at now.
+// Report handles a report that has come at now.
 func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	before := h.use.last
 	o.Lost = h.use.report(now, u)
@@ -136,7 +136,7 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	return o
 }
 
-// spend takes in usage: of the replaced leases first, because the last one may not have been applied yet.
+// spend applies usage: of the replaced leases first, because the last one may not have been applied yet.
 func (h *Holding) spend(n tokens) {
 	h.spent = min(ratelimit.AddTokens(h.spent, n), ratelimit.MaxBooked)
 	if h.blurred {
@@ -156,7 +156,7 @@ func (h *Holding) since(now, before instant) float64 {
 	return min(1, float64(now.Sub(l.sent))/float64(now.Sub(before)))
 }
 
-// Charge takes in that n tokens more were charged for it: of an excess, or of those that Turn carries.
+// Charge records that n tokens more were charged for it: of an excess, or of those that Turn carries.
 func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 
 // TTL is how long a lease granted at now may last, in a window that ends at ends: in
@@ -166,7 +166,7 @@ func TTL(now, ends instant) time.Duration {
 	return max(0, left).Truncate(unit)
 }
 
-// Grant takes in that a lease of n tokens, already charged to the window that ends at ends, goes out with a message: it
+// Grant records that a lease of n tokens, already charged to the window that ends at ends, goes out with a message: it
 // replaces all before it. n may be 0: the holder is to let nothing pass. Messages are numbered upwards from 1.
 func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message uint64) {
 	if h.ends == 0 || ends < h.ends {
@@ -177,7 +177,7 @@ func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message 
 	h.last = lease{size: n, live: n, likely: n, sent: now, ttl: ttl, message: message}
 }
 
-// Acked takes in that the holder has received all messages up to one.
+// Acked records that the holder has received all messages up to one.
 func (h *Holding) Acked(now instant, message uint64) {
 	l := &h.last
 	if l.message != 0 && l.message <= message && l.acked == 0 {
@@ -198,7 +198,7 @@ func (h *Holding) Crossing() ratelimit.Tokens {
 	}
 }
 
-// Leave takes in the end of the holder's stream, and returns the tokens that it may spend after its window.
+// Leave handles the end of the holder's stream, and returns the tokens that it may spend after its window.
 // Messages that it has not received by now do not arrive, unless it is frozen. From expires on it has no
 // tokens, and unspent are those without a proof that they were spent.
 func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
@@ -214,7 +214,7 @@ func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant)
 	return crossing, max(0, h.granted-h.spent), max(l.ends(), h.until)
 }
 
-// Deniable tells whether the holder is to be told that there is nothing: it has nothing left, and has not been told.
+// Deniable reports whether the holder is to be told that there is nothing: it has nothing left, and has not been told.
 func (h *Holding) Deniable() bool {
 	return h.last.live == 0 && (h.last.message == 0 || h.last.size > 0)
 }
@@ -225,13 +225,13 @@ func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
 // Likely is the rest of its last lease, if it was used from its sending on.
 func (h *Holding) Likely() ratelimit.Tokens { return h.last.likely }
 
-// Granted tells whether a lease was granted in this window, be it of 0 tokens.
+// Granted reports whether a lease was granted in this window, be it of 0 tokens.
 func (h *Holding) Granted() bool { return h.last.message != 0 }
 
-// Settled tells whether the last lease is in use, and all before it gone.
+// Settled reports whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in that the window has ended by now, and that the next one ends at ends. It returns the charge of the next
+// Turn records that the window has ended by now, and that the next one ends at ends. It returns the charge of the next
 // one for this holder (Charge): the tokens that it may still have. Tokens without room there are at most
 // over-admission.
 func (h *Holding) Turn(now, ends instant) (carry tokens) {

@@ -36,7 +36,7 @@ type use struct {
 	denied bool          // in the last report
 }
 
-// report measures, and tells whether a report before this one is missing.
+// report measures, and reports whether a report before this one is missing.
 func (u *use) report(now instant, r Usage) (lost bool) {
 	u.denied = r.Denied > 0
 	if u.last == 0 {
@@ -77,7 +77,7 @@ func (h *Holding) PerSecond() float64 { return h.use.perSec }
 // Idle is for how long it has reported no request.
 func (h *Holding) Idle() time.Duration { return h.use.idle }
 
-// Silent tells whether the holder has missed more than two reports: it is granted nothing that it does not ask for.
+// Silent reports whether the holder has missed more than two reports: it is granted nothing that it does not ask for.
 func (h *Holding) Silent(now instant) bool {
 	return now.Sub(h.use.last) > 5*h.use.every/2
 }
@@ -182,5 +182,5 @@ func (h *Holding) enough(d time.Duration) tokens {
 	return tokens(math.Ceil(h.use.perSec * max(0, d).Seconds()))
 }
 
-// short tells whether the rest is too small for two reports of all holders.
+// short reports whether the rest is too small for two reports of all holders.
 func (b *Budget) short() bool { return float64(b.Left) < b.PerSecond*(ahead*ReportEvery).Seconds() }

@@ -184,7 +184,7 @@ func (h *history) failf(format string, args ...any) {
 	}
 }
 
-// speaks tells whether a node has read recently enough to have all removals.
+// speaks reports whether a node has read recently enough to have all removals.
 func (m *member) speaks() bool {
 	return !m.doubtful && m.heard != 0 && m.now.Sub(m.heard) <= Silence
 }
@@ -243,7 +243,7 @@ func (m *member) set(key, value string) {
 	m.acked[key] = append(m.acked[key], is)
 }
 
-// held tells whether a place has a record, or a greater one, whose word counts.
+// held reports whether a place has a record, or a greater one, whose word counts.
 func (h *history) held(r Record) bool {
 	has := func(t *Table) bool {
 		is := t.Record(r.Key)

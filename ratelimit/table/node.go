@@ -108,7 +108,7 @@ func (n *Node) beat(ctx context.Context) error {
 }
 
 // Step reads what is new, up to a chunk; or in a new life, when all is read, it writes back a chunk of what the store
-// lacks. more tells whether another step is due at once.
+// lacks. more reports whether another step is due at once.
 func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	page, err := n.store.Since(ctx, n.lives(), n.place, chunk)
 	if err != nil {
@@ -199,7 +199,7 @@ func (n *Node) tell(ctx context.Context) (more bool, err error) {
 	return false, nil
 }
 
-// Ready tells whether the table was read, and Set may succeed.
+// Ready reports whether the table was read, and Set may succeed.
 func (n *Node) Ready() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

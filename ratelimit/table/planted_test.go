@@ -80,7 +80,7 @@ var planted = []plant.Bug{
 		Right: "return &Stream{table: t}", Wrong: "return &Stream{table: t, place: t.place}",
 	},
 	{
-		Name: "a message of a peer without an end is taken in", File: "ratelimit/table/stream.go",
+		Name: "a message of a peer without an end is accepted", File: "ratelimit/table/stream.go",
 		Right: "if n > uint64(len(b)) {", Wrong: "if n > uint64(len(b)) && err != nil {",
 	},
 }

@@ -58,10 +58,10 @@ const (
 	None Expected = 0
 )
 
-// In tells whether a record is in force at a time. The zero Record is not.
+// In reports whether a record is in force at a time. The zero Record is not.
 func (r *Record) In(at instant) bool { return r.Value != "" && (r.Ends == 0 || at < r.Ends) }
 
-// Is tells whether a record is what a change expects at a time.
+// Is reports whether a record is what a change expects at a time.
 func (r *Record) Is(expected Expected, at instant) bool {
 	if expected > 0 {
 		return r.Version == expected && r.In(at)
@@ -75,10 +75,10 @@ func (r *Record) compare(o *Record) int {
 	return cmp.Or(cmp.Compare(r.Version, o.Version), cmp.Compare(r.Ends, o.Ends), cmp.Compare(r.Value, o.Value))
 }
 
-// Above tells whether it replaces another record of its key.
+// Above reports whether it replaces another record of its key.
 func (r *Record) Above(o *Record) bool { return r.compare(o) > 0 }
 
-// expired tells whether a place may drop it, where it last arrived at a time of the place's clock. now is of that
+// expired reports whether a place may drop it, where it last arrived at a time of the place's clock. now is of that
 // clock, and at is the store's time.
 func (r *Record) expired(arrived, now, at instant) bool {
 	over := r.Value == "" || r.Ends != 0 && r.Ends.Add(Kept) < at

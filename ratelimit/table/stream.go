@@ -50,7 +50,7 @@ func encode(records []Record) (b []byte) {
 	return b
 }
 
-// Receive takes in a message of a peer. One that makes no sense changes nothing, and is counted.
+// Receive handles a message of a peer. One that makes no sense changes nothing, and is counted.
 func (t *Table) Receive(message []byte, now instant) error {
 	records, err := decode(message, now)
 	if err != nil {

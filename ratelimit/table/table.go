@@ -37,7 +37,7 @@ type entry struct {
 }
 
 // New makes an empty table. read, if set, makes of each value what Get returns, or refuses it: the record is then not
-// taken in. It is not called for removals.
+// accepted. It is not called for removals.
 func New(read func(*Record) (any, error)) *Table {
 	if read == nil {
 		read = func(*Record) (any, error) { return nil, nil }
@@ -59,7 +59,7 @@ func (t *Table) Get(key []byte) any {
 	return nil
 }
 
-// Empty tells whether there is no record, not even a removal.
+// Empty reports whether there is no record, not even a removal.
 func (t *Table) Empty() bool { return t.size.Load() == 0 }
 
 // Record is that of a key. The zero Record is none.
@@ -253,7 +253,7 @@ func (t *Table) again() {
 	t.round++
 }
 
-// silent tells whether a record has not arrived in this round.
+// silent reports whether a record has not arrived in this round.
 func (t *Table) silent(e *entry) bool { return e.round != t.round }
 
 // missing are the keys of records that have not arrived in this round, in the order of the feed.

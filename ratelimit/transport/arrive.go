@@ -21,7 +21,7 @@ type block struct {
 // enoughCredit is when a caller is given back its window though nothing else is sent.
 const enoughCredit = 16 << 10
 
-// framesLocked takes in frames, and returns the beginning of one that is not complete.
+// framesLocked handles frames, and returns the beginning of one that is not complete.
 func (c *connection) framesLocked(b []byte) (rest []byte, err error) {
 	for len(b) >= frameHeader && !c.life.over {
 		f := readFrame(b)
@@ -80,7 +80,7 @@ func (c *connection) frameLocked(f *frame, payload []byte) error {
 	return nil
 }
 
-// blockLocked takes in a piece of a header block.
+// blockLocked handles a piece of a header block.
 func (c *connection) blockLocked(f *frame, payload []byte) error {
 	in := &c.in
 	if f.kind == frameHeaders {
@@ -182,7 +182,7 @@ func (c *connection) abortLocked(id uint32, ended bool, code int, st *status.Sta
 	}
 }
 
-// dataLocked takes in data of a call.
+// dataLocked handles data of a call.
 func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 	c.in.credit += f.length // of the connection's window
 	payload, err := f.bare(payload)

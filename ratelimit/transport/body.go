@@ -28,7 +28,7 @@ func (b *Budget) Body(stop func()) *Body {
 	return v
 }
 
-// Grow notes that more bytes are held. It tells whether the body may go on.
+// Grow notes that more bytes are held. It reports whether the body may go on.
 func (v *Body) Grow(bytes int64) bool {
 	v.mu.Lock()
 	if v.over {
@@ -42,7 +42,7 @@ func (v *Body) Grow(bytes int64) bool {
 	return !v.Ended()
 }
 
-// Ended tells whether it had to end.
+// Ended reports whether it had to end.
 func (v *Body) Ended() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()

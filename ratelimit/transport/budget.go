@@ -84,7 +84,7 @@ func (b *Budget) charge(bytes int64) {
 // left is how many bytes may be held in addition.
 func (b *Budget) left() int64 { return b.most - (b.held.Load() - b.ending.Load()) }
 
-// full tells whether handlers whose calls have ended hold so much that a connection has one at most.
+// full reports whether handlers whose calls have ended hold so much that a connection has one at most.
 func (b *Budget) full() bool { return b.ending.Load() > b.most/8 }
 
 // ended notes that a handler whose call had ended has found that.

@@ -95,7 +95,7 @@ type life struct {
 }
 
 const (
-	smallBytes = 8 << 10 // that one read takes in at least, if there are so many
+	smallBytes = 8 << 10 // that one read accepts at least, if there are so many
 	connWindow = 1 << 20 // of requests under way on a connection
 )
 
@@ -151,14 +151,14 @@ func (c *connection) lead() {
 			c.bye(err)
 			return
 		}
-		// Other connections take in what has come for them, so that the gate counts all calls that wait.
+		// Other connections handle what has come for them, so that the gate counts all calls that wait.
 		if len(in.turn) > 0 {
 			runtime.Gosched()
 		}
 	}
 }
 
-// read takes in what comes next.
+// read handles what comes next.
 func (c *connection) read() error {
 	in := &c.in
 	if len(in.rest) <= smallBytes && cap(in.batch) > 2*smallBytes { // it was for a large frame
@@ -188,7 +188,7 @@ func (c *connection) await() error {
 	return err
 }
 
-// lookAhead is await, and tells whether something is to be written.
+// lookAhead is await, and reports whether something is to be written.
 func (c *connection) lookAhead() (writes bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,7 +214,7 @@ func small(b []byte) []byte {
 	return b
 }
 
-// take takes in a batch.
+// take handles a batch.
 func (c *connection) take(all []byte) error {
 	in := &c.in
 	in.at = nanotime()
@@ -329,7 +329,7 @@ func (c *connection) waitsSinceLocked(since int64) {
 // without the bound each frame would bring one.
 const looks = 64
 
-// stalledLocked tells whether a call has waited for its caller for too long. It looks when one may have.
+// stalledLocked reports whether a call has waited for its caller for too long. It looks when one may have.
 func (c *connection) stalledLocked(now int64) bool {
 	l, most := &c.life, int64(c.Caps.RequestTimeout)
 	if l.look == 0 || now < l.look {

@@ -13,7 +13,7 @@
 //
 // A panic on the way of a call ends that call, or its connection. Options.Bug gets it.
 //
-// One goroutine of a connection reads, decides and writes: it leads. It takes in all frames that one read brings, asks
+// One goroutine of a connection reads, decides and writes: it leads. It handles all frames that one read brings, asks
 // the gate about each call, answers the calls that were let in, and writes all answers at once. So calls on one
 // connection share the price of reading and writing. A decision that waits (ratelimit.Waits) keeps the goroutine, and
 // a new one leads.

@@ -115,7 +115,7 @@ func (x *exchange) wake() {
 	x.news.Broadcast()
 }
 
-// dataLocked takes in a piece of the request. Its bytes are held until the call ends, or its Talk has received them.
+// dataLocked handles a piece of the request. Its bytes are held until the call ends, or its Talk has received them.
 func (x *exchange) dataLocked(piece []byte) {
 	x.of.addLocked(x.stream, int64(len(piece)))
 	x.body.Write(piece)

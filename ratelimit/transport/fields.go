@@ -94,7 +94,7 @@ func (f *fields) emit(h hpack.HeaderField) {
 	}
 }
 
-// large tells whether the fields are more than the port's bound. Then they are not complete.
+// large reports whether the fields are more than the port's bound. Then they are not complete.
 func (f *fields) large() bool { return f.size > f.most }
 
 // refusal is the answer to a call that is none of gRPC, with its status of HTTP; nil: it is one.
@@ -125,8 +125,8 @@ func (f *fields) metadata() metadata.MD {
 // pseudo are the fields of a request that have to come once, before all others.
 var pseudo = [...]string{":method", ":scheme", ":path", ":authority"}
 
-// valid tells whether a request's fields are as HTTP/2 has them (RFC 9113, 8.2 and 8.3). It is not asked of own calls,
-// whose fields are not read.
+// valid reports whether a request's fields are as HTTP/2 has them (RFC 9113, 8.2 and 8.3). It is not asked of own
+// calls, whose fields are not read.
 func (f *fields) valid() bool {
 	var came [len(pseudo)]bool
 	ordinary := false

@@ -36,7 +36,7 @@ const (
 
 func (i *idle) earn(frames int) { i.credit += frames }
 
-// afford takes in a frame, of a call that is open or not, and tells whether its caller may send it.
+// afford handles a frame, of a call that is open or not, and reports whether its caller may send it.
 func (i *idle) afford(f *frame, open bool, now int64) bool {
 	switch {
 	case f.kind == frameHeaders:

@@ -270,7 +270,7 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 // windowOf is how many bytes of a call's answer its caller takes now.
 func (c *connection) windowOf(s *stream) int64 { return min(c.out.window, c.out.initial+s.window) }
 
-// goOnLocked says a blocked answer as far as the windows let it, and tells whether they did.
+// goOnLocked says a blocked answer as far as the windows let it, and reports whether they did.
 func (c *connection) goOnLocked(s *stream) (goesOn bool) {
 	if c.windowOf(s) <= 0 {
 		return false

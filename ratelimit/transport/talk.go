@@ -80,7 +80,7 @@ func (t *Talk) Receipts() <-chan struct{} {
 // Acked is how many of the messages that were sent the caller has acknowledged.
 func (t *Talk) Acked() uint64 { return t.acked.Load() }
 
-// Received says that the server has taken in a message. Bytes before it are not kept any more. It reports whether some
+// Received says that the server has handled a message. Bytes before it are not kept any more. It reports whether some
 // of the next message are there, which may have come at any time since the one before.
 func (t *Talk) Received() (more bool) {
 	c := t.on.of
@@ -122,7 +122,7 @@ func (x *exchange) askLocked(c *connection) {
 	c.writeFrameLocked(framePing, 0, 0, binary.BigEndian.AppendUint32(pingMark[:4:4], r.seq))
 }
 
-// pong takes in the answer to a ping. A caller that has answered one has read all before it.
+// pong handles the answer to a ping. A caller that has answered one has read all before it.
 func (r *receipts) pong(p [8]byte) {
 	seq := binary.BigEndian.Uint32(p[4:])
 	if [4]byte(p[:4]) != pingMark || seq > r.seq {

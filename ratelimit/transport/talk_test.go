@@ -143,7 +143,7 @@ func TestTalk(t *testing.T) {
 	if held := budget.Held(); held != 3*talkCost {
 		t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
 	}
-	client.mu.Lock() // it stands still, and its kernel takes in what comes
+	client.mu.Lock() // it stands still, and its kernel reads what comes
 	if err := streams[1].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
 		t.Fatal(err)
 	}

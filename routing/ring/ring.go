@@ -85,7 +85,7 @@ func (r *Ring) Owner(hash uint64) string {
 // Members are the addresses of the members, in order. They are not to be changed.
 func (r *Ring) Members() []string { return r.members }
 
-// Has tells whether a member is in the ring.
+// Has reports whether a member is in the ring.
 func (r *Ring) Has(addr string) bool {
 	_, ok := slices.BinarySearch(r.members, addr)
 	return ok

@@ -91,12 +91,13 @@ func (d declaration) outage(b *ratelimit.Bounds) ratelimit.Tokens {
 	return min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift)
 }
 
-// owners tells whether owners of keys may not answer.
+// owners reports whether owners of keys may not answer.
 func (d declaration) owners() bool {
 	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.bounds(r).OnOutage.Of == ratelimit.OwnerOutage })
 }
 
-// table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their rows.
+// table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their
+// rows.
 func (d declaration) table() string {
 	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
 	if d.storage() == ratelimit.SharedStore {
@@ -205,7 +206,7 @@ func (d declaration) legend(out io.Writer) {
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])
 }
 
-// refills tells whether a rule without a hold, whose tokens return with time, treats refused requests so.
+// refills reports whether a rule without a hold, whose tokens return with time, treats refused requests so.
 func (d declaration) refills(deny ratelimit.OnDeny) bool {
 	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
 		return !r.Unlimited && r.Hold == nil && r.Limit.Algorithm != ratelimit.FixedWindow && r.Coordination.OnDeny == deny

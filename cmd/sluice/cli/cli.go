@@ -20,7 +20,7 @@ func (s Streams) Progress() io.Writer {
 	return s.Err
 }
 
-// Terminal tells whether a writer is one.
+// Terminal reports whether a writer is one.
 func Terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -131,7 +131,7 @@ func (v *look) remember(before *look) {
 	}
 }
 
-// add takes in what a node said earlier, of the rules that it names now: it names its busiest ones. What it did not name
+// add adds what a node said earlier, of the rules that it names now: it names its busiest ones. What it did not name
 // then counts as it does now.
 func (v *look) add(now, earlier *console.State) {
 	v.total.calls += earlier.Calls

@@ -172,7 +172,7 @@ func demoRedis(dir string) (*process.Process, error) {
 	return process.Start(path, "127.0.0.1:"+ports[0], "--port", ports[0], "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir)
 }
 
-// asker sends one request and tells whether it passed.
+// asker sends one request and reports whether it passed.
 type asker func(ctx context.Context, key, value string) (bool, error)
 
 func grpcAsker(client rls.RateLimitServiceClient) asker {

@@ -24,7 +24,7 @@ type Value[T any] struct {
 	looked time.Time // guarded by mu
 }
 
-// state is what tells whether a file has changed; the zero state: it is not there.
+// state is what reports whether a file has changed; the zero state: it is not there.
 type state struct {
 	size int64
 	mod  time.Time

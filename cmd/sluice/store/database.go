@@ -22,7 +22,7 @@ type Database interface {
 	// Register records a node's text, with "" that it is gone, and calls see with each node's latest text of a
 	// time until now.
 	Register(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
-	// Durable tells whether a write that was reported survives a crash.
+	// Durable reports whether a write that was reported survives a crash.
 	Durable(ctx context.Context) (bool, error)
 	Close()
 }

@@ -133,7 +133,7 @@ func (r *replies) feed(p []byte) {
 	}
 }
 
-// inLine takes in a part of a line, or all of it.
+// inLine handles a part of a line, or all of it.
 func (r *replies) inLine(p []byte) {
 	if len(r.line) > 0 || !bytes.HasSuffix(p, []byte("\r\n")) {
 		r.line = append(r.line, p...)
@@ -147,7 +147,7 @@ func (r *replies) inLine(p []byte) {
 	}
 }
 
-// announced takes in a line, without its end.
+// announced handles a line, without its end.
 func (r *replies) announced(line []byte) {
 	if len(line) == 0 {
 		r.fail("the line %q", line)

@@ -22,7 +22,7 @@ type redisHealth struct {
 	Saves bool
 }
 
-// mayEvict tells whether it may drop accounts in use. A policy without a maximum of memory drops nothing.
+// mayEvict reports whether it may drop accounts in use. A policy without a maximum of memory drops nothing.
 func (h *redisHealth) mayEvict() bool { return h.Policy != "" && h.Policy != "noeviction" }
 
 // healthOf asks Redis, or each master of a Cluster, and returns the worst. If CONFIG is refused, INFO has a part of it.

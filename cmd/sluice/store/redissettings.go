@@ -130,7 +130,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
-// secure tells whether connections use TLS.
+// secure reports whether connections use TLS.
 func (f *Redis) secure() bool {
 	scheme, _, _ := strings.Cut(f.URL, "://")
 	return f.TLS || strings.EqualFold(scheme, "rediss")

@@ -77,10 +77,10 @@ type Flags struct {
 	Redis Redis  `embed:""`
 }
 
-// Shared tells whether there is a store.
+// Shared reports whether there is a store.
 func (f *Flags) Shared() bool { return f.URL != "" || f.Redis.URL != "" }
 
-// OnRedis tells whether the store is a Redis.
+// OnRedis reports whether the store is a Redis.
 func (f *Flags) OnRedis() bool { return f.URL == "" || strings.HasPrefix(f.URL, "redis") }
 
 // Options are how a store is opened.
@@ -88,7 +88,7 @@ type Options struct {
 	Flags
 	Log     *slog.Logger
 	Pool    *metrics.Pool  // counts connections; nil: not counted
-	Refused *atomic.Uint64 // counts answers that were not taken in; nil: not counted
+	Refused *atomic.Uint64 // counts answers that were not accepted; nil: not counted
 }
 
 // scheme is one kind of store.

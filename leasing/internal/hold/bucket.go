@@ -47,7 +47,7 @@ func (p *Part) mostLevel(now instant, l *ratelimit.Limit) tokens {
 	return min(l.Burst, l.Burst-p.Sum+1+tokens(min(refilled, float64(l.Burst+p.Sum))))
 }
 
-// Full tells whether the bucket is certainly full, by the last answer, and nothing of it is in hand.
+// Full reports whether the bucket is certainly full, by the last answer, and nothing of it is in hand.
 func (k *Key) Full(now instant, l *ratelimit.Limit) bool {
 	return k.bucket && k.LastAnswer != 0 && k.inFlight == 0 && k.InHand(now) == 0 && !k.Unreported() &&
 		now.Sub(k.LastAnswer) >= max(account.BucketSlot(l), l.Refill(k.Sum))

@@ -65,7 +65,7 @@ func (d *Demand) Want(rule *ratelimit.Rule, waiting tokens) tokens {
 	return max(tokens(math.Ceil(min(ahead, float64(rule.Limit.Capacity())))), waiting)
 }
 
-// fillsSlots tells whether each slot of a bucket has a request. Otherwise a lease mostly ends unspent.
+// fillsSlots reports whether each slot of a bucket has a request. Otherwise a lease mostly ends unspent.
 func (u *Use) fillsSlots(l *ratelimit.Limit) bool {
 	return u.Demand.PerSec*account.BucketSlot(l).Seconds() >= 1
 }
@@ -115,11 +115,11 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	return size
 }
 
-// Ahead tells whether a node takes tokens ahead of requests. Of a small limit, those may be all that a request at
+// Ahead reports whether a node takes tokens ahead of requests. Of a small limit, those may be all that a request at
 // another node could get, and a peek there shows less than what is left. An owner answers for all nodes.
 func (s Sizing) Ahead() bool { return s.owned() || !s.small() }
 
-// small tells whether a limit has few tokens for each node that takes some.
+// small reports whether a limit has few tokens for each node that takes some.
 func (s Sizing) small() bool {
 	return s.Rule.Limit.Capacity() < leastShare*tokens(max(2, s.takers()))
 }
@@ -148,7 +148,7 @@ func (u *Use) measure(now instant, need tokens) {
 	u.Demand, u.largest = d, 0
 }
 
-// plenty tells whether a share of the limit may be kept until the window ends.
+// plenty reports whether a share of the limit may be kept until the window ends.
 func plenty(r *ratelimit.Rule, sum tokens) bool {
 	l := &r.Limit
 	return l.Algorithm == ratelimit.FixedWindow && r.Stretched() && sum <= l.Capacity()-l.Capacity()/8

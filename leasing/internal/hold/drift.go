@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Drifts tells whether a request may be admitted before the ledger has answered, if this node has a share of a window
+// Drifts reports whether a request may be admitted before the ledger has answered, if this node has a share of a window
 // that began at begins. An earlier owner of the share must not have spent it in the same window. The part must be
 // that of the current window (Enter).
 func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited bool) (begins ledgerTime, ok bool) {
@@ -59,10 +59,10 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	return true
 }
 
-// Unanswered tells whether this window has neither an answer nor a message in flight.
+// Unanswered reports whether this window has neither an answer nor a message in flight.
 func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.inFlight == 0 && k.Spent == 0 }
 
-// Drifting tells whether unconfirmed drift may still count: then the next owner of the share must not use it in the
+// Drifting reports whether unconfirmed drift may still count: then the next owner of the share must not use it in the
 // same window. It counts for a time after its window, if that slides: this node may not have left it yet.
 func (k *Key) Drifting(now instant, after time.Duration) bool {
 	return k.Deadline != 0 && (k.Drift() > 0 && now < k.Till.Add(after) || k.carried > 0 && now < k.Till)
@@ -71,7 +71,7 @@ func (k *Key) Drifting(now instant, after time.Duration) bool {
 // lowWatermark is the part of the limit below which requests without a lease wait for an answer.
 const lowWatermark = 5
 
-// ample tells whether more than the low watermark was left a short while ago.
+// ample reports whether more than the low watermark was left a short while ago.
 func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
 	left := r.Limit.Capacity() - k.Sum + k.Unspent()
 	return k.LastAnswer != 0 && now.Sub(k.LastAnswer) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark

@@ -69,7 +69,7 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	}
 }
 
-// Kept tells whether the use must be kept: it has the reasons for usage, or requests wait.
+// Kept reports whether the use must be kept: it has the reasons for usage, or requests wait.
 func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 }
 
 // Times of a node's own actions.
@@ -102,7 +102,7 @@ func (k *Key) Patience(now instant) time.Duration {
 	return Long
 }
 
-// Due tells whether to send a background message, and how long it may wait for others. A lease that goes back before
+// Due reports whether to send a background message, and how long it may wait for others. A lease that goes back before
 // its end leaves at once, because its time is short.
 func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 	rule := s.Rule
@@ -176,10 +176,10 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // Refuses is the time for which the node refuses the key without a claim.
 func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
 
-// Elsewhere tells whether others had tokens in hand when the last claim fell short.
+// Elsewhere reports whether others had tokens in hand when the last claim fell short.
 func (e Entry) Elsewhere() bool { return e.others }
 
-// Counts tells whether this node's total still counts: it must be restated after a loss of data.
+// Counts reports whether this node's total still counts: it must be restated after a loss of data.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
 	case k.bucket:
@@ -193,7 +193,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	}
 }
 
-// reports tells whether to send a message about this window: to report a new total, to renew a lease that is nearly
+// reports reports whether to send a message about this window: to report a new total, to renew a lease that is nearly
 // used up, or to check a refusal.
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
@@ -221,7 +221,7 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 	return hand < lease && hand <= max(rate*(2*Batch).Seconds(), lease/2)
 }
 
-// expires tells whether the lease of a bucket ends before a batch returns, and the next one is probably used.
+// expires reports whether the lease of a bucket ends before a batch returns, and the next one is probably used.
 func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
 	return e.bucket && e.fillsSlots(limit) && now >= e.Deadline.Add(-2*Batch)
 }
@@ -238,7 +238,7 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 // slow is the time of refill from which unspent tokens are worth a message.
 const slow = 50 * time.Millisecond
 
-// piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
+// piggybacks reports whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
 func (e Entry) piggybacks(now instant, s *Sizing) bool {
 	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.Till
@@ -297,7 +297,7 @@ func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
 // Needs is the tokens that requests wait for, and that are not granted yet.
 func (u *Use) Needs() tokens { return max(0, u.Waiting-u.Granted) }
 
-// Asked tells whether a message was about the account that the key has now.
+// Asked reports whether a message was about the account that the key has now.
 func (k *Key) Asked(m *Message) bool { return k.bucket || m.Claim.Window == k.Window }
 
 // Recalled gives back tokens that others need, except those for waiting requests here. It reports also with nothing
@@ -330,7 +330,7 @@ func (e Entry) Forgive() {
 // Freed ends refusals: others gave tokens back.
 func (e Entry) Freed() { e.refusals, e.full = refusals{}, false }
 
-// Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
+// Idle reports whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
 // of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
 	return !e.bucket && e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle

@@ -83,13 +83,13 @@ func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 // Untold reports whether the ledger certainly has no record of the part: no message about it was sent.
 func (p *Part) Untold() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.restate }
 
-// InFlight tells whether a message is in flight.
+// InFlight reports whether a message is in flight.
 func (p *Part) InFlight() bool { return p.inFlight != 0 }
 
 // Reported is this node's total at the ledger.
 func (p *Part) Reported() tokens { return p.booked }
 
-// Unreported tells whether the ledger's total differs from this node's.
+// Unreported reports whether the ledger's total differs from this node's.
 func (p *Part) Unreported() bool { return p.restate || p.untold() != 0 }
 
 // Recent is what was spent since the last claim was written: for the ledger, it is in hand.
@@ -103,14 +103,14 @@ func (p *Part) untold() tokens {
 	return max(p.Taken, p.Spent) - p.booked
 }
 
-// mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
+// mayDraw reports whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
 // total. A claim is needed if the ledger must judge the message, or if others may reclaim the tokens: a draw tells
 // nothing of what is spent.
 func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 	return q.Epoch.ID != 0 && !q.Young && !p.restate && p.Deadline == Never && p.Taken == p.booked && p.draws(&c.Limit)
 }
 
-// draws tells whether there is plenty, by the last answer.
+// draws reports whether there is plenty, by the last answer.
 func (p *Part) draws(l *ratelimit.Limit) bool { return p.Sum <= l.Capacity()-l.Capacity()/8 }
 
 // Write makes the next message: for need, and for additional tokens. m is kept to judge its answer. In a young epoch
@@ -163,10 +163,10 @@ type Answer struct {
 	Epoch ratelimit.Epoch // of the data after the messages; 0: unknown
 }
 
-// In tells whether a message was written in an epoch.
+// In reports whether a message was written in an epoch.
 func (m *Message) In(e ratelimit.Epoch) bool { return m.epoch == e.ID }
 
-// Awaits tells whether a message is the one in flight.
+// Awaits reports whether a message is the one in flight.
 func (p *Part) Awaits(m *Message) bool { return p.inFlight == m.Number }
 
 // Apply applies the answer to a message about a window. It returns whether the answer counts: it must be for the latest

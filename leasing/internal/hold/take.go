@@ -147,9 +147,9 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 // requests may be booked after their answers.
 const rarelyRefunded = 100
 
-// chargesStay tells whether the charge of a refused request may be booked later. Callers that count requests in flight
-// refund refused ones, too. At another node, such a refund would give back a token that the ledger does not have yet,
-// and admit another request. An owner has the charge.
+// chargesStay reports whether the charge of a refused request may be booked later. Callers that count requests in
+// flight refund refused ones, too. At another node, such a refund would give back a token that the ledger does not have
+// yet, and admit another request. An owner has the charge.
 func chargesStay(r *ratelimit.Rule) bool {
 	c := r.Counters
 	return c == nil || c.Unrefunded.Load() >= rarelyRefunded || r.Coordination.Mode.Spec().Owned
@@ -191,7 +191,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 	return Booked
 }
 
-// keeps tells whether returned tokens of a request may stay in this node's hand: during their window, while others
+// keeps reports whether returned tokens of a request may stay in this node's hand: during their window, while others
 // need no recall for them. Then no report is needed, because the ledger counts them as taken.
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
@@ -217,7 +217,7 @@ func (u *Use) sized(cost tokens) {
 	u.largest, u.usual = max(u.largest, cost), max(cost, u.usual-u.usual/8)
 }
 
-// usedUp tells whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
+// usedUp reports whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
 // recalled to pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
 	return k.Sum+k.untold() > limit.Capacity()

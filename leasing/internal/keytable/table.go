@@ -80,7 +80,7 @@ func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	return c
 }
 
-// purge drops the dead keys of a segment, and tells whether they are at least an eighth: then it need not grow.
+// purge drops the dead keys of a segment, and reports whether they are at least an eighth: then it need not grow.
 func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
 	for at := 0; at < len(s.tags); {
 		if s.tags[at] != 0 && dead(&s.cells[at]) {

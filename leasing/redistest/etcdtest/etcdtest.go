@@ -130,7 +130,7 @@ func (s *Server) untilReady() {
 	})
 }
 
-// Leads tells whether it is the leader of its cluster.
+// Leads reports whether it is the leader of its cluster.
 func (s *Server) Leads() (yes bool) {
 	s.Helper()
 	s.With(func(ctx context.Context, c *clientv3.Client) error {

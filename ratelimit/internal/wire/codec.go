@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Message is a message as its bytes, for a handler that reads and writes them itself. It takes in a copy of received
+// Message is a message as its bytes, for a handler that reads and writes them itself. It accepts a copy of received
 // bytes, and sent ones are gRPC's from then on.
 type Message struct{ Bytes []byte }
 

@@ -19,12 +19,12 @@ type Field struct {
 	Value  uint64 // of a VarintType
 }
 
-// IsBytes tells whether it is the field of a number, and a string, bytes or message.
+// IsBytes reports whether it is the field of a number, and a string, bytes or message.
 func (f Field) IsBytes(number protowire.Number) bool {
 	return f.Number == number && f.Type == protowire.BytesType
 }
 
-// IsVarint tells whether it is the field of a number, and a number, truth or enum of any size.
+// IsVarint reports whether it is the field of a number, and a number, truth or enum of any size.
 func (f Field) IsVarint(number protowire.Number) bool {
 	return f.Number == number && f.Type == protowire.VarintType
 }

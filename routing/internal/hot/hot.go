@@ -49,7 +49,7 @@ func New(rate float64) *Finder {
 	return &Finder{rate: rate, keys: map[uint64]int{}, current: map[uint64]string{}}
 }
 
-// Hit counts one, and tells whether its key was hot in the last second.
+// Hit counts one, and reports whether its key was hot in the last second.
 func (h *Finder) Hit(now ratelimit.Instant, key []byte) bool {
 	hash := xxhash.Sum64(key)
 	h.mu.Lock()

@@ -53,7 +53,7 @@ func (m *Entry) Plausible(here ratelimit.LedgerTime) bool {
 		(a.Begins <= 0 || a.Ends > a.Begins && possible(here.Add(2*MostApart), int64(a.Ends)))
 }
 
-// possibleWindow tells whether a window can have begun: one of at least a second has a lower number than seconds
+// possibleWindow reports whether a window can have begun: one of at least a second has a lower number than seconds
 // have passed.
 func possibleWindow(here ratelimit.LedgerTime, w ratelimit.Window) bool {
 	return w >= 0 && w < 1<<40 && possible(here, max(0, int64(w)-1)*1_000_000)
@@ -200,12 +200,12 @@ func (r *reader) account() (m Entry) {
 	return m
 }
 
-// possible tells whether a node's clock may have shown a time.
+// possible reports whether a node's clock may have shown a time.
 func possible(here ratelimit.LedgerTime, t int64) bool {
 	return t >= 0 && t <= int64(here.Add(MostApart))
 }
 
-// Current tells whether a node's clock may show a time now.
+// Current reports whether a node's clock may show a time now.
 func Current(here ratelimit.LedgerTime, t int64) bool {
 	return possible(here, t) && t >= int64(here.Add(-MostApart))
 }

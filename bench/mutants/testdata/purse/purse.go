@@ -22,7 +22,7 @@ func (p *Purse) Take(n int) int {
 	return n
 }
 
-// Await takes in what comes.
+// Await handles what comes.
 func (p *Purse) Await(coins <-chan int) {
 	select {
 	case p.coins = <-coins:

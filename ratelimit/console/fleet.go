@@ -1,0 +1,107 @@
+package console
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"unique"
+)
+
+// RuleRates are those of one rule at a node, a second.
+type RuleRates struct {
+	ID      string  `json:"id"`
+	Passed  float64 `json:"passed,omitempty"`
+	Refused float64 `json:"refused,omitempty"`
+	Alone   float64 `json:"alone,omitempty"`
+}
+
+func (r *RuleRates) add(o *RuleRates) {
+	r.Passed += o.Passed
+	r.Refused += o.Refused
+	r.Alone += o.Alone
+}
+
+// add adds another node's rates. The slowest node and the worst key count, and rules are left out.
+func (r *Rates) add(o *Rates) {
+	r.Passed += o.Passed
+	r.Refused += o.Refused
+	r.Failed += o.Failed
+	r.Alone += o.Alone
+	if o.P99 > 0 { // 0: it had no calls
+		r.P99 = max(r.P99, o.P99)
+	}
+	r.Worst = max(r.Worst, o.Worst)
+}
+
+// busiestRules are those with the most decisions, at most chartedRules.
+func busiestRules(all []RuleRates) []RuleRates {
+	all = slices.DeleteFunc(all, func(r RuleRates) bool { return r.Passed+r.Refused == 0 })
+	slices.SortFunc(all, func(a, b RuleRates) int {
+		return cmp.Or(cmp.Compare(b.Passed+b.Refused, a.Passed+a.Refused), cmp.Compare(a.ID, b.ID))
+	})
+	return all[:min(len(all), chartedRules)]
+}
+
+// others are the nodes of the fleet but this one, by the rates that they registered last. A rule that is not among the
+// busiest of a node lacks that node's part.
+type others struct {
+	nodes int
+	rates Rates
+	rules map[string]*RuleRates // at most watchedRules
+}
+
+// othersOf leaves out silent nodes, and all of a list that is too old.
+func othersOf(f Fleet) (o others) {
+	if f.Old {
+		return o
+	}
+	o.rules = map[string]*RuleRates{}
+	for i := range f.Nodes {
+		n := &f.Nodes[i]
+		if n.Here || n.Silent || n.Rates == nil {
+			continue
+		}
+		o.nodes++
+		o.rates.add(n.Rates)
+		for j := range n.Rates.Rules {
+			o.addRule(&n.Rates.Rules[j])
+		}
+	}
+	return o
+}
+
+func (o *others) addRule(r *RuleRates) {
+	id := unique.Make(r.ID).Value() // each look has it
+	if o.rules[id] == nil {
+		if len(o.rules) == watchedRules {
+			return
+		}
+		o.rules[id] = &RuleRates{ID: id}
+	}
+	o.rules[id].add(r)
+}
+
+// busiest are the rules with the most decisions in a time, in the order of their names: they keep their columns while
+// others overtake them.
+func busiest(all []*look) []string {
+	decided := map[string]float64{}
+	for i := 1; i < len(all); i++ {
+		is, was := all[i], all[i-1]
+		for j := range is.rules {
+			r := &is.rules[j]
+			if old := was.rule(r.id); old != nil {
+				of := r.since(old)
+				decided[r.id] += float64(of.passed + of.refused)
+			}
+		}
+		for id, r := range is.others.rules {
+			decided[id] += (r.Passed + r.Refused) * is.at.Sub(was.at).Seconds()
+		}
+	}
+	ids := slices.SortedFunc(maps.Keys(decided), func(a, b string) int {
+		return cmp.Or(cmp.Compare(decided[b], decided[a]), cmp.Compare(a, b))
+	})
+	ids = ids[:min(len(ids), chartedRules)]
+	slices.Sort(ids)
+	return ids
+}
