@@ -163,11 +163,11 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	w.decided(k)
 	if next == hold.Booked {
 		w.booking, w.with = true, nil
-		w.waitsLocked(now, k, 0)
+		w.waitsLocked(k, 0)
 		c.bookedLocked(now, k, w)
 		return
 	}
-	w.finish(now, k)
+	w.finish(k)
 	c.renewLocked(now, k)
 }
 
@@ -185,13 +185,13 @@ func (c *call) doubtLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	}
 	k.TakePart(now, w.ask, is.part(&w.ask.Rule.Limit), w.verdict)
 	w.decided(k)
-	w.finish(now, k)
+	w.finish(k)
 }
 
 // finish marks a waiter as answered.
-func (w *waiter) finish(now instant, k entry) {
+func (w *waiter) finish(k entry) {
 	w.done = true
-	w.waitsLocked(now, k, 0)
+	w.waitsLocked(k, 0)
 }
 
 // decided marks a verdict as final, though it may still wait to be booked.
@@ -208,8 +208,8 @@ func (w *waiter) countUnder(k entry) {
 }
 
 // waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
-func (w *waiter) waitsLocked(now instant, k entry, n tokens) {
-	k.Waits(now, k.Waiting+n-w.waits, &k.rule().Limit)
+func (w *waiter) waitsLocked(k entry, n tokens) {
+	k.Waits(k.Waiting + n - w.waits)
 	k.trimLocked()
 	w.waits = n
 }
@@ -251,7 +251,7 @@ func (c *call) askLocked(now instant, k entry, w *waiter) {
 		return
 	}
 	w.join(m)
-	w.waitsLocked(now, k, w.ask.Cost)
+	w.waitsLocked(k, w.ask.Cost)
 }
 
 // recallPause is the wait before another claim while recalled nodes give their tokens back.
@@ -268,13 +268,13 @@ func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 	// In a young epoch, sweeps state all that there is.
 	_, young := c.lane(k).young(now)
 	if young || w.with != nil && w.with.err == nil || !k.Unreported() && !k.InFlight() {
-		w.finish(now, k)
+		w.finish(k)
 		return
 	}
 	m, why := c.joinLocked(k)
 	if m == nil { // it is reported when the store is back
 		c.chargeAlone(now, w.ask, why)
-		w.finish(now, k)
+		w.finish(k)
 		return
 	}
 	w.join(m)
@@ -330,7 +330,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		return false
 	}
 	w.decided(k)
-	w.finish(now, k)
+	w.finish(k)
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
 	// request with no tokens left frees nothing. The settlement of a hold may come to another node: before the report,
 	// it would find nothing to credit.
@@ -351,7 +351,7 @@ func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry,
 	if w.with != nil && w.with.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
 		w.decided(k)
-		w.finish(now, k)
+		w.finish(k)
 		return
 	}
 	const waited = true
@@ -364,7 +364,7 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		if !c.lane(k).alive(now) { // a late answer is no outage
 			c.chargeAlone(now, w.ask, ratelimit.FallbackDeadline)
 		}
-		w.finish(now, k)
+		w.finish(k)
 		return
 	}
 	if w.ask.Kind == ratelimit.Spend {
@@ -382,7 +382,7 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		}
 		if overdue != hold.Undecided {
 			w.decided(k)
-			w.finish(now, k)
+			w.finish(k)
 			return
 		}
 	}

@@ -12,7 +12,7 @@ import (
 func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.FallbackReason) {
 	w.done = true
 	if k != nil {
-		w.waitsLocked(now, *k, 0)
+		w.waitsLocked(*k, 0)
 		const waited = true
 		there := c.lane(*k).time()
 		if now < k.Till && c.driftLocked(now, &there, *k, w, waited) {

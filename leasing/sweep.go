@@ -260,7 +260,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		if k.Taken <= k.Spent && !c.Val.owes() && !k.InFlight() {
+		if k.Taken <= k.Spent && !c.Val.owes() && !k.InFlight() && !k.Returns() {
 			return
 		}
 		k = s.entry(now, c.ID(), c)

@@ -41,9 +41,10 @@ var allByHand = []byHand{
 	{"a lease is over with its slot", buckets, "b.hand, b.old = 0, b.hand", "b.hand, b.old = 0, 0"},
 	{"a part of a unit is spent", buckets, "level -= level % max(1, c.Unit)", "level -= 0"},
 	{
-		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "back := vain - covered - tokens(math.Ceil(min(refilled, float64(vain))))",
-		"back := vain - covered - tokens(min(0, refilled))",
+		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "e.Refund(max(0, e.vain-tokens(math.Ceil(min(refilled, float64(e.vain))))))",
+		"e.Refund(max(0, e.vain-tokens(min(0, refilled))))",
 	},
+	{"what a bucket granted in vain comes back late", "leasing/internal/hold/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), slow))"},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
 	{"what is granted for requests is not spent yet", "leasing/account/account.go", "r.taken, r.spent = r.taken+n, r.spent+used", "r.taken, r.spent = r.taken+n, r.spent+0*used"},

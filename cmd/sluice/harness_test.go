@@ -84,9 +84,9 @@ func (l *lines) String() string {
 // commandTime is longer than any test takes on a busy machine: a command that hangs fails its own test.
 const commandTime = 5 * time.Minute
 
-// command runs for commandTime at most.
+// command runs for commandTime at most, and longer in runs of that kind.
 func command(env []string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime+*quiet+exerciseTime())
 	context.AfterFunc(ctx, cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")

@@ -37,7 +37,15 @@ type troubled struct {
 var exercise = goflag.String("exercise", "", "a directory: TestTroubles describes each fleet in a file there, and keeps "+
 	"its trouble until there is a file of that name with .done; unset: each is cured at once")
 
-// kept keeps the trouble for an exercise: until it is resolved, for half an hour at most.
+// exerciseTime is the longest time for which a trouble is kept.
+func exerciseTime() time.Duration {
+	if *exercise == "" {
+		return 0
+	}
+	return 30 * time.Minute
+}
+
+// kept keeps the trouble for an exercise: until it is resolved, or its time is over.
 func (x *troubled) kept(ask func()) {
 	file := filepath.Join(*exercise, filepath.Base(x.Name()))
 	text := "The debug ports of its nodes are"
@@ -45,7 +53,7 @@ func (x *troubled) kept(ask func()) {
 		text += " " + n.debug
 	}
 	writeFile(x.T, file, fmt.Sprintf("%s.\nRules: %s\nRedis: %s\n", text, x.file, x.server.Addr))
-	for end := time.Now().Add(30 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(exerciseTime()); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if _, err := os.Stat(file + ".done"); err == nil {
 			return
 		}
@@ -64,7 +72,7 @@ func (s *sluice) problemsOf(debug string) []problem {
 	_, text := s.get(debug + "/console/state")
 	var state struct{ Problems []problem }
 	if err := json.Unmarshal([]byte(text), &state); err != nil {
-		s.Errorf("%v: %s", err, text)
+		s.Fatalf("%v: %s", err, text)
 	}
 	return state.Problems
 }

@@ -27,6 +27,7 @@ type drinkers struct {
 	// level is that of the bucket in truth, which spends at the instant of each admission. Invariant: what is admitted
 	// never takes it below 0.
 	level, credit float64 // credit is refunds, which may take effect at any time
+	calm          bool    // no refunds, losses, pauses nor crashes: they hide an excess
 	at            instant
 	admitted      tokens
 }
@@ -45,7 +46,7 @@ func newDrinkers(t *testing.T, seed uint64) *drinkers {
 		Requests: []tokens{1, 10, 100, 1000}[d.IntN(4)], Burst: []tokens{1, 3, 10, 100}[d.IntN(4)],
 	}
 	d.ledger = account.NewMemory(d.time)
-	d.level, d.at = float64(d.limit.Burst), d.now
+	d.level, d.at, d.calm = float64(d.limit.Burst), d.now, d.IntN(2) == 0
 	for range 1 + d.IntN(5) {
 		d.nodes = append(d.nodes, d.node())
 	}
@@ -60,10 +61,12 @@ func (d *drinkers) node() *drinker {
 	return n
 }
 
+// rate is tokens a nanosecond.
+func (d *drinkers) rate() float64 { return float64(d.limit.Requests) / float64(d.limit.Period()) }
+
 // refill is what returns in the meantime. A microsecond is the resolution of the ledger.
 func (d *drinkers) refill() {
-	rate := float64(d.limit.Requests) / float64(d.limit.Period())
-	d.level = min(float64(d.limit.Burst), d.level+rate*float64(d.now.Sub(d.at)))
+	d.level = min(float64(d.limit.Burst), d.level+d.rate()*float64(d.now.Sub(d.at)))
 	d.at = d.now
 }
 
@@ -84,25 +87,30 @@ func (d *drinkers) spend(n tokens, admits bool) {
 // claim sends a claim. Its need counts when the ledger grants it, if the answer comes in time.
 func (d *drinkers) claim(n *drinker) {
 	need, stays := tokens(d.IntN(4)), d.IntN(3) > 0
-	n.Waits(d.now, need, &d.limit)
+	n.Waits(need)
+	spent := n.Spent
 	n.Wants(d.now, need, Sizing{Rule: &ratelimit.Rule{Limit: d.limit}, Nodes: 1})
+	returned := float64(spent - n.Spent) // of requests that left
+	written := d.now
 	n.seq++
 	q := Asking{Now: d.now, Epoch: ratelimit.Epoch{ID: 1}}
 	c := account.Claim{Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need, Want: need + tokens(d.IntN(20))}
 	n.Write(&n.last, uint32(n.seq), c, &q)
 	m := n.last
 	trip := []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond}[d.IntN(3)]
-	if d.IntN(5) == 0 {
-		return // it is lost
+	if d.lost() {
+		return
 	}
 	d.in(time.Duration(d.Int64N(int64(trip))), func() {
+		// What refills while a message travels is returned once more (docs/protocol.md, 9).
+		d.credit += min(returned, d.rate()*float64(d.now.Sub(written)))
 		g := make([]account.Grant, 1)
 		epoch, _, err := d.ledger.Settle(d.Context(), []account.Claim{m.Claim}, g)
 		if err != nil || g[0].Err != nil {
 			d.Fatal(err, g[0].Err)
 		}
 		arrives := d.now.Add(time.Duration(d.Int64N(int64(trip))))
-		if d.IntN(5) == 0 {
+		if d.lost() {
 			return
 		}
 		if n.Awaits(&m) && arrives >= n.paused && stays { // a request waits for it
@@ -116,12 +124,12 @@ func (d *drinkers) claim(n *drinker) {
 			if stays {
 				n.Granted = 0 // spent
 			}
-			spent := n.Spent
-			n.Waits(d.now, 0, &d.limit)
-			d.credit += float64(spent - n.Spent) // the need of requests that left is a refund
+			n.Waits(0)
 		})
 	})
 }
+
+func (d *drinkers) lost() bool { return !d.calm && d.IntN(5) == 0 }
 
 func (d *drinkers) in(after time.Duration, do func()) {
 	d.late, d.times = append(d.late, do), append(d.times, d.now.Add(after))
@@ -163,6 +171,7 @@ func (d *drinkers) step() {
 		d.claim(n)
 	case event < 90:
 		n.Settle(&ratelimit.Ask{Rule: &ratelimit.Rule{Limit: d.limit}, Cost: tokens(1 + d.IntN(3))}, &ratelimit.Verdict{})
+	case d.calm:
 	case event < 95:
 		refund := tokens(1 + d.IntN(3))
 		n.Refund(refund)

@@ -29,6 +29,7 @@ type Use struct {
 	ends              instant // estimated end of the window
 	Waiting           tokens  // tokens of waiting requests
 	Granted           tokens  // of them, what a bucket granted: it counts as spent
+	vain              tokens  // granted for requests that left: the next message returns them
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
 	Beyond
@@ -69,8 +70,11 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	}
 }
 
-// Kept reports whether the use must be kept: it has the reasons for usage, or requests wait.
-func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 }
+// Kept reports whether the use must be kept: it has the reasons for usage, or requests wait, or have left.
+func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 || u.Returns() }
+
+// Returns reports whether the next message returns tokens of requests that left.
+func (u *Use) Returns() bool { return u.vain > 0 }
 
 // Times of a node's own actions.
 const (
@@ -198,7 +202,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
 	switch {
-	case e.restate, now >= e.Renews(s.Rule):
+	case e.restate, e.Returns(), now >= e.Renews(s.Rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
@@ -263,7 +267,7 @@ func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	if e.Granted > m.Claim.Need { // some of it is of an earlier claim
 		e.Deadline = min(e.Deadline, earlier)
 	}
-	e.Waits(a.Now, e.Waiting, &m.Claim.Limit)
+	e.Waits(e.Waiting)
 	return true
 }
 
@@ -275,23 +279,29 @@ const (
 )
 
 // Waits sets the tokens of waiting requests. What a bucket granted for one that no longer waits covers what was
-// admitted from a share meanwhile. The rest is a refund, less what the bucket may have refilled in its place.
-func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
+// admitted from a share meanwhile. The next message returns the rest.
+func (e Entry) Waits(n tokens) {
 	e.Waiting = max(0, n)
-	vain := e.Granted - e.Waiting
-	if vain <= 0 {
+	if vain := e.Granted - e.Waiting; vain > 0 {
+		e.Granted = e.Waiting
+		covered := min(vain, e.Drift())
+		e.record(-covered)
+		e.vain += vain - covered
+	}
+}
+
+// returnVain refunds what was granted in vain, less what the bucket may have refilled in its place until this message.
+func (e Entry) returnVain(now instant, l *ratelimit.Limit) {
+	if e.vain == 0 {
 		return
 	}
-	e.Granted = e.Waiting
-	covered := min(vain, e.Drift())
 	claimed := e.Deadline.Add(-lasts(l))
 	refilled := float64(now.Sub(claimed)) / float64(l.Period()) * float64(l.Requests)
 	if l.Refill(1) >= slowRefill {
 		refilled -= littleRefill
 	}
-	back := vain - covered - tokens(math.Ceil(min(refilled, float64(vain))))
-	e.record(-covered)
-	e.Refund(max(0, back))
+	e.Refund(max(0, e.vain-tokens(math.Ceil(min(refilled, float64(e.vain))))))
+	e.vain = 0
 }
 
 // Needs is the tokens that requests wait for, and that are not granted yet.

@@ -20,7 +20,7 @@ func TestClaimThatIsOvertakenByAYoungEpoch(t *testing.T) {
 	send := func(need tokens, epoch ratelimit.Epoch, young bool) (account.Claim, bool) {
 		var m Message
 		seq++
-		k.Waits(now, need, &limit)
+		k.Waits(need)
 		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}
 		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: epoch, Young: young})
 		g := make([]account.Grant, 1)
