@@ -44,7 +44,7 @@ var allByHand = []byHand{
 		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "e.Refund(max(0, e.vain-tokens(math.Ceil(min(refilled, float64(e.vain))))))",
 		"e.Refund(max(0, e.vain-tokens(min(0, refilled))))",
 	},
-	{"what a bucket granted in vain comes back late", "leasing/internal/hold/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), slow))"},
+	{"what a bucket granted in vain comes back late", "leasing/internal/hold/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), shortest))"},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
 	{"what is granted for requests is not spent yet", "leasing/account/account.go", "r.taken, r.spent = r.taken+n, r.spent+used", "r.taken, r.spent = r.taken+n, r.spent+0*used"},

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-var bucketSeeds = flag.Uint64("bucket-histories", 2000, "how many histories TestBucketHistories plays")
+var bucketSeeds = flag.Uint64("bucket-histories", 5000, "how many histories TestBucketHistories plays")
 
 // drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash, and
 // costs are charged and refunded after the fact.
