@@ -1,8 +1,11 @@
 package ratelimit
 
-import "sync/atomic"
+import (
+	"math/bits"
+	"sync/atomic"
+)
 
-// Distribution counts how often values fell below powers of four. The zero
+// Distribution counts how often values fell below powers of two. The zero
 // value is ready; it may be used concurrently, takes no lock and does not
 // allocate.
 type Distribution struct {
@@ -10,12 +13,12 @@ type Distribution struct {
 	sum     atomic.Int64
 }
 
-// DistributionBuckets is how many buckets there are: the last bound is 4^11,
+// DistributionBuckets is how many buckets there are: the last bound is 2^22,
 // about four million.
-const DistributionBuckets = 12
+const DistributionBuckets = 24
 
-// DistributionCounts are the counts of a Distribution: Buckets[i] values were at most 4^i and more than
-// 4^(i-1); the last has all larger ones.
+// DistributionCounts are the counts of a Distribution: Buckets[i] values were at most 2^i and more than
+// 2^(i-1); the last has all larger ones.
 type DistributionCounts struct {
 	Buckets [DistributionBuckets]uint64
 	Count   uint64
@@ -25,12 +28,8 @@ type DistributionCounts struct {
 // Observe counts one value, which must not be negative.
 func (d *Distribution) Observe(n int64) {
 	d.sum.Add(n)
-	for i := range d.buckets {
-		if n <= 1<<(2*i) || i == len(d.buckets)-1 {
-			d.buckets[i].Add(1)
-			return
-		}
-	}
+	i := bits.Len64(uint64(max(1, n) - 1))
+	d.buckets[min(i, len(d.buckets)-1)].Add(1)
 }
 
 // Counts returns the counts so far.
@@ -49,4 +48,14 @@ func (c *DistributionCounts) Add(o DistributionCounts) {
 		c.Buckets[i] += o.Buckets[i]
 	}
 	c.Count, c.Sum = c.Count+o.Count, c.Sum+o.Sum
+}
+
+// LeastSince is the lower bound of the lowest bucket that grew since earlier counts; 0: none did, or it is the first.
+func (c *DistributionCounts) LeastSince(earlier *DistributionCounts) int64 {
+	for i := range c.Buckets {
+		if c.Buckets[i] > earlier.Buckets[i] {
+			return 1 << i >> 1
+		}
+	}
+	return 0
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/cmd/sluice/record"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -37,6 +38,7 @@ type decider struct {
 	// safety is how the store keeps its data; nil: there is none. refused counts its
 	// connections that were closed.
 	safety  func() metrics.StoreSafety
+	now     func() metrics.StoreNow // nil: there is none
 	refused atomic.Uint64
 	pools   map[string]*metrics.Pool // connections, by the pool's name
 
@@ -124,6 +126,13 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		return err
 	}
 	d.ready = func() bool { return !slices.ContainsFunc(stores, func(s *shared) bool { return !s.ready() }) }
+	d.now = func() metrics.StoreNow {
+		x := *stores[0].now.Load()
+		for _, s := range stores[1:] {
+			x = later(x, *s.now.Load())
+		}
+		return x
+	}
 	d.safety = func() metrics.StoreSafety {
 		x := stores[0].watch.safety()
 		for _, s := range stores[1:] {
@@ -154,13 +163,14 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 	if c.Store.OnRedis() {
 		d.pools["redis_pool"] = first.Pool
 	}
-	setting := "REDIS_URL"
+	setting, address := "REDIS_URL", c.Store.Redis.URL
 	if c.Store.URL != "" {
-		setting = "STORE_URL"
+		setting, address = "STORE_URL", c.Store.URL
 	}
-	all = []*shared{c.shared(setting, usual, keys, seats, clock, log)}
+	all = []*shared{c.shared(setting, settings.MaskedURL(address), usual, keys, seats, clock, log)}
 	if perSecond != nil {
-		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, keys, seats, clock, log))
+		address = settings.MaskedURL(c.Store.Redis.PerSecond.URL)
+		all = append(all, c.shared("REDIS_PERSECOND_URL", address, perSecond, keys, seats, clock, log))
 	}
 	return all, nil
 }

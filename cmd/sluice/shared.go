@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // shared is a limiter over one store, with a drift seat there.
@@ -30,18 +31,21 @@ type shared struct {
 	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
 	late   atomic.Bool  // it was not there when this node started
 	failed func(error)
+	now    atomic.Pointer[metrics.StoreNow]
 }
 
-func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
+func (c *serveCmd) shared(setting, address string, s store.Store, keys int, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
 	holder := account.NewHolder()
 	x := &shared{
 		Fleet: leasing.NewFleet(s.Ledger(), holder, keys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.slots = leasing.NewConcurrency(s.Ledger(), x.Alone(), clock)
+	x.now.Store(&metrics.StoreNow{Address: address})
 	x.failed = pace.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
 		log.Warn("the store does not answer: "+s.Advise(err), "error", err, "round_trips", count)
 	})
 	x.OnFailure = func(err error) {
+		x.now.Store(&metrics.StoreNow{Address: address, LastError: ratelimit.OneLine(err.Error()), LastErrorAt: time.Now().UTC()})
 		if x.warmed.Load() > 0 { // before, the start has the reason
 			x.failed(err)
 		}

@@ -61,6 +61,16 @@ func (w *storeWatch) safety() metrics.StoreSafety {
 	return metrics.StoreSafety{}
 }
 
+// later joins the names of two stores, and has the later of their errors.
+func later(a, b metrics.StoreNow) metrics.StoreNow {
+	both := a
+	if b.LastErrorAt.After(a.LastErrorAt) {
+		both = b
+	}
+	both.Address = a.Address + ", " + b.Address
+	return both
+}
+
 // worse joins what two stores say.
 func worse(a, b metrics.StoreSafety) metrics.StoreSafety {
 	return metrics.StoreSafety{

@@ -77,6 +77,18 @@ func (s *sluice) problemsOf(debug string) []problem {
 	return state.Problems
 }
 
+// fails is a request whose backend fails, by a gateway that does not send the status of the response.
+func (x *troubled) fails(i int) {
+	value := fmt.Sprint(i % 10)
+	hold, ok := x.holds(0, "model", value, 1)
+	if !ok {
+		return
+	}
+	if _, err := x.send(0, descriptor(0, "model", value, "sluice_end", "true", "sluice_hold", hold)); err != nil {
+		x.Error(err)
+	}
+}
+
 // removes takes the silent nodes out of the list.
 func (x *troubled) removes() {
 	_, text := x.nodes[0].get(x.nodes[0].debug + "/console/state")
@@ -106,11 +118,12 @@ coordination: {store_deadline: 100ms, on_store_failure: closed}
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 1000}}
   - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000}}
+  - {key: model, hold: {amount: 2}, rate_limit: {unit: day, requests_per_unit: 1000}}
 `
 
 var troubles = map[string]trouble{
 	"a slow store": {
-		lead: "store-slow", says: []string{"A reply of the store takes ", "store_deadline of the rules is 100 ms"},
+		lead: "store-slow", says: []string{"A reply of the store takes ", "store_deadline of the rules is 100 ms", "The fastest took at least"},
 		also:  []string{"slow", "fallback-active"}, // on a busy machine some replies are too late
 		cause: func(x *troubled) { x.proxy.Delay(70 * time.Millisecond) },
 		cure:  func(x *troubled) { x.proxy.Delay(0) },
@@ -121,7 +134,7 @@ var troubles = map[string]trouble{
 		cure:  (*troubled).removes,
 	},
 	"an outage in the middle of a window": {
-		lead: "store-breaker-open", says: []string{"The store has not answered"},
+		lead: "store-breaker-open", says: []string{"The store has not answered", "Its address is "},
 		also:  []string{"fallback-active", "slow"},
 		cause: func(x *troubled) { x.server.Signal(syscall.SIGSTOP) },
 		cure:  func(x *troubled) { x.server.Signal(syscall.SIGCONT) },
@@ -132,13 +145,18 @@ var troubles = map[string]trouble{
 		ask:   func(x *troubled, i int) { x.nodes[0].post("usr", fmt.Sprint(i)) },
 	},
 	"requests without descriptors": {
-		lead: "unlimited", says: []string{"requests for d have no descriptors"},
+		lead: "unlimited", says: []string{"have no descriptors", "domain d ("},
 		cause: func(*troubled) {},
 		ask: func(x *troubled, _ int) {
 			if _, err := x.send(0); err == nil {
 				x.Error("a request without descriptors is answered")
 			}
 		},
+	},
+	"a budget emptied by errors": {
+		lead: "holds-without-cost", says: []string{"d.model (", "with on_unknown: charge, each charges its hold"},
+		cause: func(*troubled) {},
+		ask:   (*troubled).fails,
 	},
 	"a limit without charges": {
 		lead: "silent-limit", says: []string{"d.tokens (", "checks and no charge"},

@@ -233,6 +233,9 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
 	}
+	if c.Redact != nil { // it may quote a request
+		v.LastBadRequest = ""
+	}
 	var rules recentRules
 	v.Recent, rules = c.History.recent()
 	v.Problems = problems(&v, v.Recent, rules)

@@ -89,10 +89,10 @@ function limitsCard(s) {
 function storeCard(s) {
   const t = s.store;
   if (!t.used) return ['No store', 'this node counts in its memory', ''];
-  if (t.breaker_open) return ['No reply', 'from the store, for ' + t.sync_age_seconds.toFixed(0) + ' s', 'bad'];
+  if (t.breaker_open) return ['No reply', 'from the store (' + t.address + '), for ' + t.sync_age_seconds.toFixed(0) + ' s', 'bad'];
   const mean = s.recent.trip_seconds, least = t.least_deadline_seconds;
   const of = least > 0 ? ' of ' + number(least * 1000) + ' ms (the shortest store_deadline)' : '';
-  return [mean > 0 ? (mean * 1000).toFixed(2) + ' ms' : '–', 'for a reply of the store, in the last ten seconds' + of + '; ' + number(s.recent.trips) + ' round trips/s', mean > least / 2 && least > 0 ? 'warn' : ''];
+  return [mean > 0 ? (mean * 1000).toFixed(2) + ' ms' : '–', 'for a reply of the store, in the last ten seconds' + (s.recent.fastest_trip_seconds > 0 ? ', at least ' + (s.recent.fastest_trip_seconds * 1000).toFixed(2) + ' ms' : '') + of + '; ' + number(s.recent.trips) + ' round trips/s', mean > least / 2 && least > 0 ? 'warn' : ''];
 }
 
 // fleetRates are the rates of all nodes that respond, and the worst p99; those of this node, if it is alone.
@@ -219,7 +219,9 @@ function show(s) {
   showEnvoys(s);
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
+    ['address', s.store.address || '–'],
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
+    ['last error', s.store.last_error ? clock(Date.parse(s.store.last_error_at)) + ' ' + s.store.last_error : 'none'],
     ['mean round trip, since the start', (s.store.mean_seconds * 1000).toFixed(2) + ' ms'],
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
     ...Object.entries(s.claims).map(([k, n]) => ['claims ' + (claimed[k] || k), number(n)]),
@@ -260,7 +262,8 @@ async function explain() {
   try {
     const r = await (await fetch('/explain?' + q, { cache: 'no-store' })).json();
     if (r.error) { out.replaceChildren(make('p', r.error, 'bad')); return; }
-    const parts = [make('p', 'Next request: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict')];
+    const parts = r.trouble ? [make('p', r.trouble, 'bad')] : [];
+    parts.push(make('p', 'Next request: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict'));
     parts.push(table(['Entry', 'Matched', 'Why'], r.steps.map((s) => [s.entry, s.matched || 'nothing', s.why])));
     if (r.rule) parts.push(make('p', r.domain + '.' + r.rule + ': ' + [r.limit + (r.limit_from === 'override' ? ' by an override' + (r.override_expires ? ' until ' + r.override_expires : '') + ', instead of ' + r.rule_limit : ''), r.mode, r.declared].filter(Boolean).join('; ')));
     if (r.holds) {

@@ -39,6 +39,8 @@ type Explanation struct {
 	// Bounds has the rule's declared bounds, on max_nodes nodes.
 	Bounds *ratelimit.Bounds `json:"bounds,omitempty"`
 	Next   string            `json:"next"` // result of the next request
+	// Trouble says that the store does not answer this node; "": it does.
+	Trouble string `json:"trouble,omitempty"`
 	// Sentence is for a customer: the usage, and when the next request passes.
 	Sentence   string        `json:"sentence,omitempty"`
 	WholeAgain time.Duration `json:"reset_ns,omitempty"`
@@ -148,6 +150,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Next = c.over(rule) + ": the limit of this key is 0"
 		return e
 	}
+	e.Trouble = c.outage(rule)
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
 	if look.Ledger != nil {
 		for i := range look.Ledger.Holders {
@@ -168,6 +171,17 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Next, e.WholeAgain = c.next(rule, &look, cost)
 	e.Sentence = e.sentence(rule, entries, time.Now())
 	return e
+}
+
+// outage says that the store does not answer, and how a rule decides meanwhile; "": it answers.
+func (c *console) outage(rule *ratelimit.Rule) string {
+	s := c.Metrics.Limiter()
+	if !s.BreakerOpen {
+		return ""
+	}
+	return fmt.Sprintf(
+		"The store has not answered this node for %v: leases are spent, then on_store_failure (%s) decides.",
+		s.SyncAge.Round(time.Second), ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure])
 }
 
 // over is the answer to a request that the limit refuses.
@@ -217,8 +231,11 @@ func (c *console) next(
 	case v.Owner != "":
 		return "decided by its owner: ask the debug port of the node whose PEER_ADDR is " + v.Owner, 0
 	case here >= cost:
-		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
-			l.Resets
+		text := fmt.Sprintf("OK, from the lease of this node: %d unspent here", l.Unspent)
+		if v.LedgerError == "" {
+			text += fmt.Sprintf(", %d left in the account", left)
+		}
+		return text, l.Resets
 	case l != nil && l.Refuses > 0:
 		return over + ": no tokens before the reset", l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:

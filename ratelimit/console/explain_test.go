@@ -65,9 +65,20 @@ descriptors:
 	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
 		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
 	}
-	n.console.Metrics.Limiter = func() (s ratelimit.LimiterStats) { return s }
 	n.console.Inspector = looking{n.console.Inspector, ratelimit.Look{LedgerError: "no route to Redis"}}
-	explained("open", "OK: admitted by on_store_failure: open")
+	if e := explained("open", "OK: admitted by on_store_failure: open"); e.Trouble != "" {
+		t.Errorf("a store that answers is said to be in trouble: %s", e.Trouble)
+	}
+	n.console.Metrics.Limiter = func() ratelimit.LimiterStats {
+		return ratelimit.LimiterStats{BreakerOpen: true, SyncAge: 9 * time.Second}
+	}
+	leased := ratelimit.Look{LedgerError: "no route to Redis", Lease: &ratelimit.LeaseLook{Unspent: 5, Expires: 1}}
+	n.console.Inspector = looking{n.console.Inspector, leased}
+	e = explained("open", "OK, from the lease of this node: 5 unspent here")
+	if !strings.Contains(e.Trouble, "for 9s: leases are spent, then on_store_failure (open) decides") ||
+		strings.Contains(e.Next, "left in the account") {
+		t.Errorf("in an outage, a key with a lease is explained as %q, %q", e.Trouble, e.Next)
+	}
 	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
 	for refuses, want := range map[time.Duration]string{0: "OK from a drift share", 1: "OK: the node is in SHADOW"} {
 		is := ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: refuses}, Ledger: &ratelimit.AccountLook{}}

@@ -45,8 +45,10 @@ type look struct {
 	lost  uint64
 	worst float64 // see Rates
 	took  []bucket
-	rules []ruleLook // at most watchedRules
-	others
+	// replies are the times of round trips, in microseconds.
+	replies ratelimit.DistributionCounts
+	rules   []ruleLook // at most watchedRules
+	others  others
 }
 
 // counters are those of a node or a rule, since its start.
@@ -54,6 +56,7 @@ type counters struct {
 	passed, refused, failed, alone, full, beyond, byPolicy uint64
 	unlimited, bare                                        uint64 // requests without a rule, or without descriptors
 	hits                                                   uint64 // cost of requests
+	ended, costless                                        uint64 // holds, see metrics.RuleState
 	trips, waited                                          uint64 // round trips, and their microseconds
 }
 
@@ -81,7 +84,9 @@ type Rates struct {
 	Bare  float64 `json:"without_descriptors,omitempty"`
 	Trips float64 `json:"trips"`        // round trips to the store
 	Trip  float64 `json:"trip_seconds"` // mean time of one; 0: there was none
-	P99   float64 `json:"p99_seconds"`
+	// Fastest is a time that each of them took at least, to a factor of two.
+	Fastest float64 `json:"fastest_trip_seconds"`
+	P99     float64 `json:"p99_seconds"`
 	// Worst is the excess of the worst key over its limit in a window of the last 30 s, in percent of its allowance.
 	Worst float64 `json:"worst_percent"`
 	// Lost counts losses of data in the store, during the history.
@@ -98,6 +103,7 @@ type recentRule struct {
 	beyond, byPolicy uint64
 	// During the history, at most a quarter of an hour: decisions, refusals, and the cost of all.
 	decisions, refused, hits uint64
+	ended, costless          uint64 // holds of that time, see metrics.RuleState
 }
 
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
@@ -145,7 +151,7 @@ func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 
 func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	crowded := s.Fallbacks[ratelimit.FallbackReasons[ratelimit.FallbackTableFull]]
-	l := look{at: at, lost: s.Store.Recoveries, took: took, counters: counters{
+	l := look{at: at, lost: s.Store.Recoveries, took: took, replies: s.Store.Replies, counters: counters{
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
 		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests, bare: s.BareRequests,
@@ -158,7 +164,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 		}
 		l.rules = append(l.rules, ruleLook{unique.Make(ruleID(r)).Value(), counters{
 			passed: r.Decisions - r.Denied, refused: r.Denied, alone: sum(r.Fallbacks), beyond: r.Beyond,
-			byPolicy: r.BeyondByPolicy, hits: r.Hits,
+			byPolicy: r.BeyondByPolicy, hits: r.Hits, ended: r.Ended, costless: r.Costless,
 		}})
 	}
 	return l
@@ -172,6 +178,7 @@ func (c counters) since(o *counters) counters {
 		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
 		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
 		unlimited: less(c.unlimited, o.unlimited), bare: less(c.bare, o.bare), hits: less(c.hits, o.hits),
+		ended: less(c.ended, o.ended), costless: less(c.costless, o.costless),
 	}
 }
 
@@ -189,6 +196,7 @@ func (c counters) rates(seconds float64) Rates {
 // since are a node's rates from an earlier look on.
 func (l *look) since(before *look) Rates {
 	r := l.counters.since(&before.counters).rates(l.at.Sub(before.at).Seconds())
+	r.Fastest = float64(l.replies.LeastSince(&before.replies)) / 1e6
 	r.P99, r.Worst, r.Lost = quantile(0.99, before.took, l.took), l.worst, l.lost-min(before.lost, l.lost)
 	return r
 }
@@ -281,6 +289,7 @@ func (h *History) recent() (Rates, recentRules) {
 			alone:    lately.Alone,
 			beyond:   is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
 			byPolicy: ever.byPolicy, decisions: ever.passed + ever.refused, refused: ever.refused, hits: ever.hits,
+			ended: ever.ended, costless: ever.costless,
 		}
 	}
 	r.Rules = busiestRules(r.Rules)

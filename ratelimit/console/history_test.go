@@ -150,8 +150,11 @@ func TestHistoryIsOfTheFleet(t *testing.T) {
 		}
 	}
 	fleet := Fleet{Nodes: []Node{
-		{Here: true, Rates: busy("d\nr\n", 900)}, {Rates: busy("d\nr\n", 40)}, {Rates: busy("d\nother\n", 50)},
-		{Silent: true, Rates: busy("d\nr\n", 700)}, {},
+		{Here: true, Rates: busy("d\nr\n", 900)},
+		{Rates: busy("d\nr\n", 40)},
+		{Rates: busy("d\nother\n", 50)},
+		{Silent: true, Rates: busy("d\nr\n", 700)},
+		{},
 	}}
 	h := NewHistory(metrics.Collector{}, nil, func() Fleet { return fleet })
 	at := time.Unix(1_000_000, 0)

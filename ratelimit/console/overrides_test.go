@@ -106,8 +106,10 @@ func newOverridable(t *testing.T) *overridable {
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: resetting{base, n.overriding},
-		Metrics:   metrics.Collector{Store: store, Overrides: n.changes},
-		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
+		Metrics: metrics.Collector{
+			Store: store, Overrides: n.changes, Limiter: func() (s ratelimit.LimiterStats) { return s },
+		},
+		Clock: func() ratelimit.Instant { return 1 }, Token: "hunter2",
 		Quotas: rlqs.NewNode(rlqs.Source{}, rlqs.Options{}), Nodes: func() (f Fleet) { return f },
 		Name: func() string { return "" }, History: NewHistory(metrics.Collector{}, nil, noFleet),
 		Overrides: n.book, Log: slog.New(slog.NewTextHandler(&n.log, nil)),

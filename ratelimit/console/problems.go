@@ -48,13 +48,14 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			s.Config.Failed.UTC().Format("15:04:05 MST"), effect)
 	}
 	if s.Store.BreakerOpen {
-		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
+		say(Bad, "store-breaker-open",
+			storeNamed(&s.Store)+". Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store has not answered for %.0f s", s.Store.SyncAge)
 	}
 	if least := s.Store.Deadline; recent.Trip > least/slowStore && least > 0 && !s.Store.BreakerOpen {
 		say(Warn, "store-slow",
 			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. "+
-				"A mean of the last ten seconds, at this node.", least*1e3),
+				"A mean of the last ten seconds, at this node. %s.", least*1e3, steadiness(&recent)),
 			"A reply of the store takes %.1f ms", recent.Trip*1e3)
 	}
 	brokenBounds(s, rules, say)
@@ -73,17 +74,14 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 				"are limited by this node alone.", s.Leases, s.MaxKeys),
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
-	if failed := recent.Failed - recent.Bare; failed > 0 {
-		say(Bad, "errors", "Envoy admits or refuses such requests, by its failure_mode_deny.",
-			"%s calls a second get no decision: errors or shed calls", figure(failed))
-	}
-	if calls := recent.Passed + recent.Refused + recent.Failed; recent.Unlimited > calls/muchUnlimited {
-		causes := unlimitedBy(s)
-		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
-			"No rule limits %s requests a second: %s", figure(recent.Unlimited), few(causes[:min(1, len(causes))]))
-	}
+	failedCalls(s, &recent, say)
 	if names := silent(s, rules, s.Now.Sub(s.Started)); len(names) > 0 {
-		say(Warn, "silent-limit", few(names), "%d limits may limit nothing, in the last 15 minutes", len(names))
+		say(Warn, "silent-limit", "In the last 15 minutes: "+few(names)+".",
+			"%s may limit nothing", counted(len(names), "limit"))
+	}
+	if names := costless(s, rules); len(names) > 0 {
+		say(Warn, "holds-without-cost", "Of the last 15 minutes: "+few(names)+".",
+			"Most requests of %s end without a cost", counted(len(names), "rule"))
 	}
 	if s.Config.FromCopy {
 		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
@@ -104,6 +102,56 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return all
+}
+
+// failedCalls reports calls that get no decision, and requests that no rule limits.
+func failedCalls(s *State, recent *Rates, say sayer) {
+	calls := recent.Passed + recent.Refused + recent.Failed
+	if failed := recent.Failed - recent.Bare; failed > 0 {
+		detail := "Envoy admits or refuses such requests, by its failure_mode_deny."
+		if s.LastBadRequest != "" {
+			detail += " The last malformed request: " + s.LastBadRequest + "."
+		}
+		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(failed))
+	}
+	if recent.Bare > calls/muchUnlimited {
+		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause == metrics.NoDescriptors })
+		say(Bad, "unlimited",
+			"They get an error, and Envoy admits them, unless failure_mode_deny is set. Since the start: "+
+				few(causes)+".",
+			"%s requests a second have no descriptors", figure(recent.Bare))
+	}
+	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/muchUnlimited {
+		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause != metrics.NoDescriptors })
+		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
+			"No rule limits %s requests a second: %s", figure(unlimited), few(causes[:min(1, len(causes))]))
+	}
+}
+
+// storeNamed is the store's address, with its last error.
+func storeNamed(s *metrics.StoreState) string {
+	if s.LastError == "" {
+		return "Its address is " + s.Address
+	}
+	return fmt.Sprintf("Its address is %s, and the last error: %s", s.Address, s.LastError)
+}
+
+// steadiness tells a constant delay, as of a network, from one that varies, as of a lack of CPU.
+func steadiness(recent *Rates) string {
+	const part = 4 // of the mean, in a constant delay; the fastest is known to a factor of two
+	text := fmt.Sprintf("The fastest took at least %.1f ms", recent.Fastest*1e3)
+	if recent.Fastest*part > recent.Trip {
+		text += ": a constant delay, as of a slow network"
+	}
+	return text
+}
+
+// counted is a number of things, for a text.
+func counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 type sayer func(severity, runbook, detail, format string, args ...any)
@@ -172,16 +220,19 @@ func minority(sets map[string][]string) (names []string) {
 	return names
 }
 
-// unlimitedBy names why requests have no rule, the most frequent cause first.
-func unlimitedBy(s *State) (names []string) {
+// unlimitedBy names the causes that count for requests without a rule, the most frequent first.
+func unlimitedBy(s *State, counts func(*metrics.Unlimited) bool) (names []string) {
 	for _, u := range s.Unlimited {
+		if !counts(&u) {
+			continue
+		}
 		switch u.Cause {
 		case metrics.NoRuleForDomain:
 			names = append(names, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
 		case metrics.NoRuleForKey:
 			names = append(names, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
 		case metrics.NoDescriptors:
-			names = append(names, fmt.Sprintf("requests for %s have no descriptors (%d)", u.Domain, u.Requests))
+			names = append(names, fmt.Sprintf("domain %s (%d)", u.Domain, u.Requests))
 		}
 	}
 	return names

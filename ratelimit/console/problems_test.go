@@ -26,7 +26,7 @@ func TestProblems(t *testing.T) {
 			Beyond   uint64
 			ByPolicy uint64 `json:"by_policy"`
 
-			Decisions, Refused, Hits uint64
+			Decisions, Refused, Hits, Ended, Costless uint64
 		}
 		d := json.NewDecoder(strings.NewReader(in.Input))
 		d.DisallowUnknownFields()
@@ -35,7 +35,8 @@ func TestProblems(t *testing.T) {
 		}
 		var out strings.Builder
 		rule := recentRule{
-			lately.Alone, lately.Beyond, lately.ByPolicy, lately.Decisions, lately.Refused, lately.Hits,
+			lately.Alone, lately.Beyond, lately.ByPolicy, lately.Decisions, lately.Refused, lately.Hits, lately.Ended,
+			lately.Costless,
 		}
 		for _, p := range problems(&s, recent, recentRules{"edge\nlogin\n": rule}) {
 			fmt.Fprintf(&out, "%s: %s: %s [%s]\n", p.Severity, p.What, p.Detail, p.Runbook)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -46,6 +47,24 @@ func silent(s *State, recent recentRules, age time.Duration) (names []string) {
 		if why != "" {
 			names = append(names, fmt.Sprintf("%s.%s (%s)", r.Domain, r.Rule, why))
 		}
+	}
+	return names
+}
+
+// costless are the rules most of whose holds end without a cost, so that they count no tokens.
+func costless(s *State, recent recentRules) (names []string) {
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		lately := recent[ruleID(r)]
+		if lately.costless < fewRequests || lately.costless*2 < lately.ended {
+			continue
+		}
+		then := "each charges its hold"
+		if r.OnUnknown == ratelimit.UnknownReleases.String() {
+			then = "each charges nothing"
+		}
+		names = append(names, fmt.Sprintf("%s.%s (%d of %d; with on_unknown: %s, %s)", r.Domain, r.Rule,
+			lately.costless, lately.ended, r.OnUnknown, then))
 	}
 	return names
 }

@@ -35,6 +35,8 @@ type Collector struct {
 	Seat func() (seat int, wanted bool)
 	// Safety, if set, is the persistence of the store.
 	Safety func() StoreSafety
+	// StoreNow, if set, names the store, and its last error.
+	StoreNow func() StoreNow
 	// RepliesRefused is the number of its connections that were ended because of their announced sizes.
 	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
@@ -100,7 +102,7 @@ func (p page) distribution(name, help string, c ratelimit.DistributionCounts, sc
 	buckets, sum := map[float64]uint64{}, uint64(0)
 	for i, n := range c.Buckets[:len(c.Buckets)-1] {
 		sum += n
-		buckets[scale*float64(int64(1)<<(2*i))] = sum
+		buckets[scale*float64(int64(1)<<i)] = sum
 	}
 	p <- prometheus.MustNewConstHistogram(prometheus.NewDesc(name, help, nil, nil), c.Count, scale*float64(c.Sum),
 		buckets)
@@ -213,11 +215,11 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 	trips(s.RoundTrips-min(s.Failed, s.RoundTrips), "answered")
 	trips(s.Failed, "failed")
 	p.distribution("sluice_store_seconds",
-		"Time of a round trip; buckets are powers of four from 1 us.", s.StoreTime, 1e-6)
+		"Time of a round trip; buckets are powers of two from 1 us.", s.StoreTime, 1e-6)
 	if least := c.leastDeadline(); least > 0 {
 		p.precise("sluice_store_deadline_seconds", "The shortest store_deadline of the rules.")(least.Seconds())
 	}
-	p.distribution("sluice_lease_tokens", "Tokens of a grant; buckets are powers of four.", s.LeaseSizes, 1)
+	p.distribution("sluice_lease_tokens", "Tokens of a grant; buckets are powers of two.", s.LeaseSizes, 1)
 	p.gauge("sluice_claims_queued", "Claims in the queue.")(s.Queued)
 	p.gauge("sluice_claims_queue_size", "Size of the queue.")(s.QueueSize)
 }

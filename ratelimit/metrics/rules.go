@@ -75,6 +75,9 @@ func (c Collector) rows() (rules []ruleRow) {
 		rules[i].outage = b.OnOutage.Edges
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
+		if r.Hold != nil { // an increase from the first value would not be seen
+			rules[i].sum.Holds()
+		}
 	}
 	return rules
 }

@@ -16,8 +16,10 @@ type State struct {
 	OK        uint64 `json:"ok"`
 	OverLimit uint64 `json:"over_limit"`
 	Errors    uint64 `json:"errors"`
-	Shed      uint64 `json:"shed"`
-	Panics    uint64 `json:"panics"`
+	// LastBadRequest is the reason of the latest error of a malformed request. It may quote that.
+	LastBadRequest string `json:"last_bad_request,omitempty"`
+	Shed           uint64 `json:"shed"`
+	Panics         uint64 `json:"panics"`
 	// UnlimitedRequests have no rule, and Unlimited says why: the most frequent causes first, at most shownUnlimited.
 	// BareRequests are those of them that have no descriptors.
 	UnlimitedRequests uint64                  `json:"unlimited_requests"`
@@ -68,6 +70,7 @@ const (
 
 // StoreState is how the store is, as this node sees it.
 type StoreState struct {
+	StoreNow
 	Used        bool    `json:"used"` // it was asked
 	BreakerOpen bool    `json:"breaker_open"`
 	SyncAge     float64 `json:"sync_age_seconds"`
@@ -80,6 +83,15 @@ type StoreState struct {
 	Stale       uint64  `json:"stale"`
 	Recoveries  uint64  `json:"recoveries"`
 	Queued      int     `json:"queued"`
+	// Replies are the times of all round trips, in microseconds.
+	Replies ratelimit.DistributionCounts `json:"-"`
+}
+
+// StoreNow names the store, and its last error.
+type StoreNow struct {
+	Address     string    `json:"address,omitempty"` // without passwords
+	LastError   string    `json:"last_error,omitempty"`
+	LastErrorAt time.Time `json:"last_error_at,omitzero"`
 }
 
 // RuleState is one rule.
@@ -119,6 +131,10 @@ type RuleState struct {
 	Drifting int64             `json:"drifting"`
 	Leased   int64             `json:"leased"`
 	Sources  map[string]uint64 `json:"sources"`
+	// Ended are the holds whose end arrived here, and Costless those of them without a cost: OnUnknown decided.
+	Ended     uint64 `json:"holds_ended,omitempty"`
+	Costless  uint64 `json:"holds_without_cost,omitempty"`
+	OnUnknown string `json:"on_unknown,omitempty"`
 }
 
 // Turn has the peaks of all rules lose what is older than [ratelimit.TurnEvery].
@@ -144,8 +160,14 @@ func (c Collector) State(n int) State {
 			Failed: l.Failed, Claims: l.Claims,
 			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale,
 			Recoveries: l.Recoveries, Queued: l.Queued,
-			Waited: float64(l.StoreTime.Sum) / 1e6, Deadline: c.leastDeadline().Seconds(),
+			Waited: float64(l.StoreTime.Sum) / 1e6, Deadline: c.leastDeadline().Seconds(), Replies: l.StoreTime,
 		},
+	}
+	if c.StoreNow != nil {
+		v.Store.StoreNow = c.StoreNow()
+	}
+	if last := s.LastBad.Load(); last != nil {
+		v.LastBadRequest = *last
 	}
 	if c.Gate != nil {
 		for _, n := range c.Gate.Stats().Shed {
@@ -240,6 +262,11 @@ func (w *ruleRow) state() RuleState {
 	}
 	if boundedOutage(w) {
 		v.Outage = w.outage.Tokens
+	}
+	if h := w.sum.Held(); h != nil && w.rule.Hold != nil {
+		v.OnUnknown, v.Costless = w.rule.Hold.OnUnknown.String(), h.Results[ratelimit.SettledUnknown].Load()
+		v.Ended = v.Costless + h.Results[ratelimit.SettledCost].Load() + h.Results[ratelimit.SettledFailed].Load() +
+			h.Results[ratelimit.SettledLate].Load()
 	}
 	v.Decisions = w.sum.Requests()
 	return v

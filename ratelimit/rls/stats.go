@@ -19,7 +19,8 @@ type Stats struct {
 	// NoDescriptors counts requests without descriptors, which are an error, by the name of the domain.
 	NoDescriptors ratelimit.RuleCounters
 	BadRequests   atomic.Uint64
-	ServiceErrors atomic.Uint64 // bad requests, no config, and requests given up for others
+	LastBad       atomic.Pointer[string] // reason of the latest one, in a line, but not that it has no descriptors
+	ServiceErrors atomic.Uint64          // bad requests, no config, and requests given up for others
 	Panics        atomic.Uint64
 	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
@@ -30,8 +31,11 @@ func (s *Stats) count(err error) {
 		return
 	}
 	s.ServiceErrors.Add(1)
-	if _, ok := errors.AsType[*badRequest](err); ok {
+	if client, ok := errors.AsType[*badRequest](err); ok {
 		s.BadRequests.Add(1)
+		if !errors.Is(err, errNoDescriptors) { // which are counted by domain
+			s.LastBad.Store(&client.message)
+		}
 	}
 }
 

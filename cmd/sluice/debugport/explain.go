@@ -51,6 +51,9 @@ func (c *Explain) Run(s cli.Streams) error {
 func printExplanation(out io.Writer, e *console.Explanation) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	if e.Trouble != "" {
+		row("store trouble", "%s", e.Trouble)
+	}
 	if e.Sentence != "" {
 		row("in a sentence", "%s", e.Sentence)
 	}

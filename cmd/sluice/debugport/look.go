@@ -43,7 +43,7 @@ type look struct {
 	at    time.Time
 	nodes []Node
 	rules map[string]*metrics.RuleState // by domain, rule and mode
-	total struct{ calls, over, trips, fallbacks uint64 }
+	total struct{ calls, over, failed, trips, fallbacks uint64 }
 }
 
 // lookAt asks all nodes at once. What one said last stays where it does not answer.
@@ -136,6 +136,7 @@ func (v *look) remember(before *look) {
 func (v *look) add(now, earlier *console.State) {
 	v.total.calls += earlier.Calls
 	v.total.over += earlier.OverLimit
+	v.total.failed += earlier.Errors + earlier.Shed
 	v.total.trips += earlier.Store.RoundTrips
 	for _, n := range earlier.Fallbacks {
 		v.total.fallbacks += n
@@ -183,6 +184,7 @@ type Summary struct {
 	Nodes   []Node    `json:"nodes"`
 	Calls   float64   `json:"calls_per_second"`
 	Refused float64   `json:"refused_per_second"`
+	Failed  float64   `json:"errors_per_second"` // and shed calls
 	Trips   float64   `json:"store_operations_per_second"`
 	Alone   float64   `json:"decided_without_store_per_second"`
 	Rules   []Rule    `json:"rules"`     // those with most decisions first
@@ -199,6 +201,8 @@ type Node struct {
 	Rules       string    `json:"rules"` // fingerprint
 	RulesGood   bool      `json:"rules_good"`
 	StoreFailed bool      `json:"store_does_not_answer"`
+	// Problems are those of its last answer, the most severe first.
+	Problems []console.Problem `json:"problems"`
 
 	state console.State
 	err   error // why it does not answer now; nil: it does
@@ -241,10 +245,12 @@ func (v *look) since(before *look) *Summary {
 	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), Nodes: v.nodes}
 	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
 	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)
+	s.Failed = rate(v.total.failed, before.total.failed)
 	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		n.Answers, n.Version, n.StoreFailed = n.err == nil, n.state.Version, n.state.Store.BreakerOpen
+		n.Problems = n.state.Problems
 		n.Rules, n.RulesGood, n.Error = n.state.Config.Fingerprint, n.state.Config.Good, ""
 		if n.err != nil {
 			n.Error = n.err.Error()

@@ -1,6 +1,7 @@
 package debugport
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ func showing(t *testing.T, rules string, decisions uint64, others ...string) *ht
 func TestTop(t *testing.T) {
 	a, b, other := showing(t, "abc", 10), showing(t, "abc", 30), showing(t, "xyz", 1)
 	code, out, errs := clitest.Run(new(Top), []string{host(a), host(b), "--every=100ms", "--times=1"}, address)
-	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
+	if code != 0 || !strings.Contains(out, "2 of 2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
 		strings.Count(out, "\nrules abc\n") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
@@ -71,7 +72,8 @@ func TestTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"2 nodes", "NODES HAVE DIFFERENT RULES", "  xyz on " + host(other) + "\n", host(b) + " DOES NOT ANSWER, last seen 7s ago", "d.five",
+		"2 of 3 nodes", "NODES HAVE DIFFERENT RULES", "  xyz on " + host(other) + "\n",
+		host(b) + " DOES NOT ANSWER: connect: connection refused, last seen 7s ago", "d.five",
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, &text)
@@ -100,6 +102,35 @@ func TestTop(t *testing.T) {
 	}
 	if code, _, errs := clitest.Run(new(Top), []string{"--times=1"}, address); code != 1 || !strings.Contains(errs, "does not answer") {
 		t.Errorf("of no node: %d %s", code, errs)
+	}
+}
+
+// A trouble is shown with its cause, and for programs. A node that never answered was seen by another one.
+func TestTopShowsCauses(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	slow := console.Problem{Severity: console.Bad, What: "10 calls a second get no decision", Detail: "A bad domain.", Runbook: "errors"}
+	state := console.State{Now: at, Problems: []console.Problem{slow}, Nodes: []console.Node{{Debug: "b:6070", Seen: 41, Silent: true}}}
+	state.Errors = 100
+	was := look{at: at.Add(-10 * time.Second), nodes: []Node{{Debug: "a:6070", LastAnswer: at}}}
+	now := look{at: at, nodes: []Node{
+		{Debug: "a:6070", LastAnswer: at, state: state}, {Debug: "b:6070", err: fmt.Errorf("get: %w", context.DeadlineExceeded)},
+	}}
+	now.add(&state, &state)
+	v := now.since(&was)
+	var text strings.Builder
+	if err := v.write(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"1 of 2 nodes", "10 errors", "a:6070: 10 calls a second get no decision. A bad domain (runbook: errors)",
+		"b:6070 DOES NOT ANSWER: no reply in 5s, last seen 41s ago (runbook: node-down)",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, &text)
+		}
+	}
+	if v.Failed != 10 || !slices.Equal(v.Nodes[0].Problems, state.Problems) {
+		t.Errorf("for programs, there are %v errors a second, and %v", v.Failed, v.Nodes[0].Problems)
 	}
 }
 

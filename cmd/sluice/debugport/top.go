@@ -2,8 +2,10 @@ package debugport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os/signal"
 	"slices"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Top is the command that shows what nodes do, again and again.
@@ -75,8 +78,9 @@ func (v *Summary) write(out io.Writer) error {
 		}
 		answer++
 	}
-	fmt.Fprintf(out, "%d nodes (store does not answer: %d, with a drift seat: %d)   %.0f calls/s, %.0f refused   "+
-		"%.0f store operations/s   %.0f decided without the store/s\n", answer, open, seats, v.Calls, v.Refused, v.Trips, v.Alone)
+	fmt.Fprintf(out, "%d of %d nodes answer (store does not answer: %d, with a drift seat: %d)   "+
+		"%.0f calls/s, %.0f refused, %.0f errors   %.0f store operations/s   %.0f decided without the store/s\n",
+		answer, len(v.Nodes), open, seats, v.Calls, v.Refused, v.Failed, v.Trips, v.Alone)
 	v.writeTrouble(out)
 	fmt.Fprintln(out)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -95,26 +99,53 @@ func (v *Summary) writeTrouble(out io.Writer) {
 	case len(v.Sets) == 1:
 		fmt.Fprintf(out, "rules %s\n", v.Sets[0].Fingerprint)
 	case len(v.Sets) > 1:
-		fmt.Fprintln(out, "NODES HAVE DIFFERENT RULES:")
+		fmt.Fprintln(out, "NODES HAVE DIFFERENT RULES (runbook: rules-differ):")
 		for _, s := range v.Sets {
 			fmt.Fprintf(out, "  %s on %s\n", s.Fingerprint, strings.Join(s.Nodes, ", "))
 		}
 	}
 	for i := range v.Nodes {
 		n := &v.Nodes[i]
-		switch {
-		case n.err != nil && n.LastAnswer.IsZero():
-			fmt.Fprintf(out, "%s DOES NOT ANSWER (runbook: node-down)\n", n.Debug)
-		case n.err != nil:
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago (runbook: node-down)\n", n.Debug, v.At.Sub(n.LastAnswer).Round(time.Second))
-		case n.state.Config.Error != "":
+		if n.err != nil {
+			fmt.Fprintf(out, "%s DOES NOT ANSWER: %s%s (runbook: node-down)\n", n.Debug, away(n.err), v.lastSeen(n))
+			continue
+		}
+		if n.state.Config.Error != "" {
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
-			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.Debug, first)
+			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s (runbook: config-rejected)\n", n.Debug, first)
 		}
 		for _, p := range n.state.Problems {
-			if n.err == nil && !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
-				fmt.Fprintf(out, "%s: %s (runbook: %s)\n", n.Debug, p.What, p.Runbook)
+			if !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
+				fmt.Fprintf(out, "%s: %s. %s (runbook: %s)\n", n.Debug, p.What, strings.TrimSuffix(p.Detail, "."), p.Runbook)
 			}
 		}
 	}
+}
+
+// away says why a node does not answer, without its address.
+func away(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Sprintf("no reply in %v", patience)
+	}
+	if dialed, ok := errors.AsType[*net.OpError](err); ok {
+		return dialed.Err.Error()
+	}
+	return ratelimit.OneLine(err.Error())
+}
+
+// lastSeen says when a node last answered here, or reported itself to the store; "" if neither is known.
+func (v *Summary) lastSeen(n *Node) string {
+	last := n.LastAnswer
+	for i := range v.Nodes {
+		said := &v.Nodes[i].state
+		for _, listed := range said.Nodes {
+			if at := said.Now.Add(-time.Duration(listed.Seen) * time.Second); listed.Debug == n.Debug && at.After(last) {
+				last = at
+			}
+		}
+	}
+	if last.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(", last seen %v ago", max(0, v.At.Sub(last)).Round(time.Second))
 }

@@ -80,26 +80,31 @@ func masked(flag *kong.Flag, value string) string {
 		strings.HasSuffix(name, "_AUTH") || strings.HasSuffix(name, "_HEADERS"):
 		return "(set)"
 	case strings.HasSuffix(name, "_URL"):
-		u, err := url.Parse(value)
-		if at := strings.LastIndex(value, "@"); at >= 0 && (err != nil || u.User == nil || strings.Count(value, "@") > 1) {
-			return "(set)" + value[at:] // not one URL, and maybe passwords
-		}
-		switch secret := strings.Contains(value, "password"); {
-		case secret && (err != nil || u.Host == ""): // not a URL
-			return "(set)"
-		case err != nil || u.User == nil && !secret:
-			return value
-		}
-		q := u.Query()
-		for name := range q { // PostgreSQL's clients take password and sslpassword there, too
-			if strings.HasSuffix(name, "password") {
-				q.Set(name, "xxxxx")
-				u.RawQuery = q.Encode()
-			}
-		}
-		return u.Redacted()
+		return MaskedURL(value)
 	}
 	return value
+}
+
+// MaskedURL is the address of a store without its passwords.
+func MaskedURL(value string) string {
+	u, err := url.Parse(value)
+	if at := strings.LastIndex(value, "@"); at >= 0 && (err != nil || u.User == nil || strings.Count(value, "@") > 1) {
+		return "(set)" + value[at:] // not one URL, and maybe passwords
+	}
+	switch secret := strings.Contains(value, "password"); {
+	case secret && (err != nil || u.Host == ""): // not a URL
+		return "(set)"
+	case err != nil || u.User == nil && !secret:
+		return value
+	}
+	q := u.Query()
+	for name := range q { // PostgreSQL's clients take password and sslpassword there, too
+		if strings.HasSuffix(name, "password") {
+			q.Set(name, "xxxxx")
+			u.RawQuery = q.Encode()
+		}
+	}
+	return u.Redacted()
 }
 
 // Write writes settings as a table.
