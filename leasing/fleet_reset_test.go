@@ -31,6 +31,44 @@ func TestResetByANodeWithoutTheKey(t *testing.T) {
 	}
 }
 
+// Refused requests are charged, and nodes report that later. Once they have dropped the key, a reset of it is not undone
+// by reports of earlier refusals. A report that is under way at the reset is credited once.
+func TestResetAndRefusalsOfOthers(t *testing.T) {
+	for _, underWay := range []bool{false, true} {
+		s := newStage(t, 2, 100, 5, nil)
+		s.nodes[0].ledger = s.ledger
+		if n := s.spendAll("k"); n != 5 {
+			t.Fatalf("%d of 5", n)
+		}
+		for range 20 {
+			s.ask(1, "k", 1)
+		}
+		answer := func() {}
+		if underWay {
+			s.nodes[1].visit(s.now, []byte("k"), func(k entry) { _, _ = s.nodes[1].joinLocked(k) })
+			answer = s.sent(1)
+		} else {
+			s.nodes[1].drop(s.now, []byte("k"))
+			s.goOn(time.Second)
+		}
+		if err := s.nodes[0].Reset(t.Context(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
+			t.Fatal(err)
+		}
+		admitted := tokens(0)
+		for range 5 {
+			if !s.ask(0, "k", 1).OverLimit {
+				admitted++
+			}
+		}
+		s.nodes[1].drop(s.now, []byte("k"))
+		answer()
+		s.goOn(time.Second)
+		if n := admitted + s.spendAll("k"); n != 5 {
+			t.Errorf("after a reset %d of 5 are admitted, with a report under way: %t", n, underWay)
+		}
+	}
+}
+
 // A view of a sliding window counts its part of the previous one, which a reset also clears.
 func TestResetOfASlidingWindow(t *testing.T) {
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100, Algorithm: ratelimit.SlidingWindow}

@@ -95,13 +95,30 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 	return all.keys()
 }
 
-// Drop implements [ratelimit.Inspector].
-func (f *Fleet) Drop(now instant, key []byte) bool {
-	return f.visit(now, key, func(k entry) {
+// Drop implements [ratelimit.Inspector]. It waits for the answer to what is reported now, until ctx is done.
+func (f *Fleet) Drop(ctx context.Context, now instant, key []byte) bool {
+	m, had := f.drop(now, key)
+	if m != nil {
+		select {
+		case <-m.done:
+		case <-ctx.Done():
+		}
+	}
+	return had
+}
+
+// drop returns the message that gives the tokens back; nil: none can be sent now.
+func (f *Fleet) drop(now instant, key []byte) (m *keyMessage, had bool) {
+	had = f.visit(now, key, func(k entry) {
 		k.Recalled(now)
-		k.Forgive()
-		_, _ = f.joinLocked(k)
+		underWay := tokens(0)
+		if sent := k.use.flight; sent != nil && sent.written {
+			underWay = sent.beyond.Charged
+		}
+		k.Forgive(underWay)
+		m, _ = f.joinLocked(k)
 	})
+	return m, had
 }
 
 var errReset = errors.New("the store did not answer")
@@ -119,7 +136,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 			return errReset
 		}
 	}
-	f.Drop(now, a.Key)
+	_, _ = f.drop(now, a.Key)
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit,
@@ -132,7 +149,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		err = f.refundAll(ctx, rule, was)
 	}
 	err = errors.Join(err, f.refundAll(ctx, rule, c))
-	f.Drop(now, a.Key)
+	_, _ = f.drop(now, a.Key)
 	return err
 }
 

@@ -71,16 +71,17 @@ type HotKey struct {
 }
 
 // Inspector is a Limiter that people can look into, and correct. All may be
-// called at any time; Look and Reset ask the ledger, and block until ctx is
+// called at any time; Look, Drop and Reset ask the ledger, and block until ctx is
 // done at most. Hottest takes every lock once.
 type Inspector interface {
 	Look(ctx context.Context, now Instant, a *Ask) Look
 	Hottest(now Instant, n int) []HotKey
-	// Drop gives back what this node's lease has left, and has the next request
-	// ask the ledger. It reports whether there was a lease.
-	Drop(now Instant, key []byte) bool
+	// Drop gives back what this node's lease has left, and drops the charges of
+	// refusals that it has not reported. The next request asks the ledger.
+	// It reports whether there was a lease.
+	Drop(ctx context.Context, now Instant, key []byte) bool
 	// Reset has the ledger count from nothing again in this window (fill a
-	// bucket). What other nodes hold stays theirs, and those that refuse without
-	// asking go on until they Drop.
+	// bucket). What other nodes hold stays theirs. They Drop it before, so that
+	// they report no earlier refusals, and after it, so that they ask again.
 	Reset(ctx context.Context, now Instant, a *Ask) error
 }

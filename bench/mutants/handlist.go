@@ -47,6 +47,7 @@ var allByHand = []byHand{
 	{"what a bucket granted in vain comes back late", "leasing/internal/hold/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), shortest))"},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
+	{"a reset credits a report under way twice", "leasing/internal/hold/key.go", "max(0, e.Charged-underWay)", "max(0, e.Charged-0*underWay)"},
 	{"what is granted for requests is not spent yet", "leasing/account/account.go", "r.taken, r.spent = r.taken+n, r.spent+used", "r.taken, r.spent = r.taken+n, r.spent+0*used"},
 	{"a node does not notice that its registration may be over", "leasing/shard.go", "c.Val.Deadline = instant(s.ends.Load())", "c.Val.Deadline = instant(s.ends.Load()) + 1<<60"},
 	{"an expired lease is spent", "leasing/internal/hold/part.go", "if now >= p.Deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},

@@ -95,7 +95,7 @@ func TestExplain(t *testing.T) {
 // A reset key may be spent once more, by all nodes together; only who has the token may reset, and it is logged.
 func TestAdmin(t *testing.T) {
 	for name, f := range map[string]*fleet{
-		"fleet": newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t), env: []string{"COORDINATION_ON_STORE_FAILURE=closed", "LOG_LEVEL=info"}}),
+		"fleet": newFleet(t, 2, setup{rules: patient(peopleRules), store: aRedis(t), env: []string{"COORDINATION_ON_STORE_FAILURE=closed", "LOG_LEVEL=info"}}),
 		"alone": newFleet(t, 2, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}),
 	} {
 		nodes, all := f.nodes, map[string]int{"fleet": 5, "alone": 10}[name]
@@ -129,7 +129,7 @@ func TestAdmin(t *testing.T) {
 				}
 			}
 			corrected := regexp.MustCompile(`a correction by an operator.*from=127\.0\.0\.1:\d+`)
-			if log := nodes[0].log(); len(corrected.FindAllString(log, -1)) != 3 || strings.Count(log, "a correction was refused") != 3 || strings.Contains(log, "hunter2") {
+			if log := nodes[0].log(); len(corrected.FindAllString(log, -1)) != 6 || strings.Count(log, "a correction was refused") != 3 || strings.Contains(log, "hunter2") {
 				t.Errorf("the log:\n%s", log)
 			}
 			if code, out, errs := runLine("admin", "drop", "--debug", addresses, "--token=hunter2", "d", "five=x"); code != 0 || strings.Contains(out, "goes back") != (f.store != nil) {

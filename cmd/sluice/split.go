@@ -125,8 +125,8 @@ func (b *byUnit) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 }
 
 // Drop implements [ratelimit.Inspector]. A key is in one of them.
-func (b *byUnit) Drop(now ratelimit.Instant, key []byte) bool {
-	usual, brief := b.usual.Drop(now, key), b.brief.Drop(now, key)
+func (b *byUnit) Drop(ctx context.Context, now ratelimit.Instant, key []byte) bool {
+	usual, brief := b.usual.Drop(ctx, now, key), b.brief.Drop(ctx, now, key)
 	return usual || brief
 }
 

@@ -90,8 +90,8 @@ func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 		c.Inspector.Reset(ctx, c.Clock(), a)
 }
 
-func (c *console) drop(_ context.Context, a *ratelimit.Ask) (string, error) {
-	if !c.Inspector.Drop(c.Clock(), a.Key) {
+func (c *console) drop(ctx context.Context, a *ratelimit.Ask) (string, error) {
+	if !c.Inspector.Drop(ctx, c.Clock(), a.Key) {
 		return "this node had no lease", nil
 	}
 	return "the unspent lease goes back; the next request claims from the store", nil

@@ -159,7 +159,9 @@ func (l *Limiter) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit
 }
 
 // Drop implements [ratelimit.Inspector].
-func (l *Limiter) Drop(now ratelimit.Instant, key []byte) bool { return l.base.Drop(now, key) }
+func (l *Limiter) Drop(ctx context.Context, now ratelimit.Instant, key []byte) bool {
+	return l.base.Drop(ctx, now, key)
+}
 
 // Hottest implements [ratelimit.Inspector].
 func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {

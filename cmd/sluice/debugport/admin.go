@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
+	"sync"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
@@ -52,6 +54,9 @@ func (c *adminReset) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	if err := c.quiet(nodes); err != nil {
+		return err
+	}
 	var errs []error
 	for i, address := range nodes {
 		answer, err := c.call(s, address, "/admin/reset?")
@@ -61,6 +66,24 @@ func (c *adminReset) Run(s cli.Streams) error {
 		errs = append(errs, err) // perhaps another node owns it
 	}
 	return errors.Join(errs...)
+}
+
+// quiet has all nodes drop the key at once: refusals that they report later would be charged after the reset. It
+// returns that a node refuses to. Other errors come up again in the drop after the reset.
+func (c *adminFlags) quiet(nodes []string) error {
+	silent := cli.Streams{Out: io.Discard, Err: io.Discard}
+	refused := make([]error, len(nodes))
+	var all sync.WaitGroup
+	for i, address := range nodes {
+		all.Go(func() {
+			_, err := c.call(silent, address, "/admin/drop?")
+			if _, ok := errors.AsType[*refusal](err); ok {
+				refused[i] = err
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(refused...)
 }
 
 // drop has each node drop its lease, also after one that does not answer.

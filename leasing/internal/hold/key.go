@@ -330,11 +330,13 @@ func (e Entry) Resign(until instant) {
 	e.renewFrom, e.scarce = max(e.renewFrom, until), max(e.scarce, until)
 }
 
-// Forgive checks refusals with a claim at once, and drops their unreported charges: an operator has reset the key.
-func (e Entry) Forgive() {
+// Forgive checks refusals with a claim at once, and drops their unreported charges, except those that a message under
+// way reports: an operator resets the key.
+func (e Entry) Forgive(underWay tokens) {
 	e.refusals = refusals{}
-	e.Spent -= e.Charged
-	e.Charged = 0
+	forgiven := max(0, e.Charged-underWay)
+	e.Spent -= forgiven
+	e.Charged -= forgiven
 }
 
 // Freed ends refusals: others gave tokens back.
