@@ -111,8 +111,19 @@ func (b *bound) outage(d time.Duration) {
 	b.outages = append(b.outages, span{b.now, b.now + int64(d) + 3*learns/2})
 }
 
+// starts notes that a node starts. A process that has read no epoch claims when the epoch is old enough
+// (docs/protocol.md, 13), so that on_store_failure decides soon after a loss. A real node is not ready until then.
+func (b *bound) starts() {
+	if slices.ContainsFunc(b.forgets, func(f loss) bool { return f.at >= b.now-int64(ratelimit.YoungFor) }) {
+		b.outage(ratelimit.YoungFor)
+	}
+}
+
 // forgot notes that a part of the ledger loses its data.
 func (b *bound) forgot(p *part) {
+	if slices.ContainsFunc(b.nodes, func(n *node) bool { return n.born >= b.now-int64(ratelimit.YoungFor) }) {
+		b.outage(ratelimit.YoungFor)
+	}
 	f := loss{at: b.now, part: p, absent: map[ratelimit.Holder]bool{}}
 	b.forgets = append(b.forgets, f)
 	alive := map[ratelimit.Holder]bool{}

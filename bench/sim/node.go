@@ -62,6 +62,7 @@ func (w *world) restart(old *node) *node {
 
 func (n *node) start() {
 	w := n.world
+	w.bound.starts()
 	n.name, n.born, n.addr = w.names, w.now, fmt.Sprint("node-", n.slot)
 	w.slots[n.addr] = n.slot
 	n.rate = 1 + w.Net.Skew*(w.rnd.Float64()-0.5)
