@@ -141,12 +141,8 @@ func (f *Fleet) openLanes() {
 // SyncClock is for the budgets of this node alone; see [Local.SyncClock].
 func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, wall) }
 
-// Alone is this node's own budgets for outages. SpendAlone replaces them, before the node is used, with those of
-// another limiter of the same node, so that a key has one budget for outages.
+// Alone is this node's own budgets for outages.
 func (f *Fleet) Alone() *Local { return f.alone }
-
-// SpendAlone is described at Alone.
-func (f *Fleet) SpendAlone(budgets *Local) { f.alone = budgets }
 
 // Run sends claims until ctx is done, and then gives back all tokens in hand.
 func (f *Fleet) Run(ctx context.Context) {

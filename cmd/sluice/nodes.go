@@ -65,8 +65,8 @@ type registration struct {
 	Wrong int            `json:"problems,omitempty"`
 }
 
-func newRegistry(s store.Store, holders ...ratelimit.Holder) *registry {
-	return &registry{store: s, name: account.HolderName(holders[0]), holders: holders}
+func newRegistry(s store.Store, holder ratelimit.Holder) *registry {
+	return &registry{store: s, name: account.HolderName(holder), holders: []ratelimit.Holder{holder}}
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/x509"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -122,55 +121,6 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	if _, err := own.Client("", ""); err == nil || !strings.Contains(err.Error(), "OF_CERT "+i.File("client.crt")+" and OF_KEY") {
 		t.Errorf("at start: %v", err)
 	}
-}
-
-// Limits for a second are kept in the other Redis, all others in the first, and a request for both asks both.
-func TestRedisPerSecond(t *testing.T) {
-	usual, brief := redistest.Start(t), redistest.Start(t)
-	rules := rulesFile(t, `domain: d
-coordination: {on_store_failure: closed}
-descriptors:
-  - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}
-  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
-  - {key: drift, coordination: {mode: approx}, rate_limit: {unit: second, requests_per_unit: 1000}}
-`)
-	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", rules, "--log-level=warn")
-	ask := func(descriptors string) string {
-		return codesOf(s.overGRPC()(parseRequest(t, "domain=d | "+descriptors)))
-	}
-	claims := func(s *redistest.Server) int {
-		return s.Commands("evalsha") + s.Commands("eval") + s.Commands("hincrby")
-	}
-	s.untilHealthy()
-	before, briefly := claims(usual), claims(brief) // both have been asked whose data they have
-	ask("often=x")
-	if claims(usual) != before || claims(brief) == briefly {
-		t.Errorf("a limit for a second: %d claims in the first Redis, %d in the other", claims(usual)-before, claims(brief)-briefly)
-	}
-	for i := range 7 {
-		got, want := ask("five=x; often=x; five=x"), "OK [OK 5/YEAR] [OK 100000/SECOND] [OK 5/YEAR]"
-		switch {
-		case 2*i >= 5:
-			want = "OVER_LIMIT [OVER_LIMIT 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
-		case 2*i+1 >= 5:
-			want = "OVER_LIMIT [OK 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
-		}
-		if got != want {
-			t.Errorf("request %d: %s, want %s", i, got, want)
-		}
-	}
-	if claims(usual) == before {
-		t.Error("the first Redis was not asked")
-	}
-	for i := range 200 {
-		ask(fmt.Sprintf("five=%d; often=%d", i, i))
-	}
-	if n := s.metric(`sluice_keys{in="leases"}`); n > 64 {
-		t.Errorf("%d keys are tracked, with MAX_KEYS 64", n)
-	}
-	s.eventually("it has a seat at both", func() bool { return s.metric("sluice_drift_seat") == 0 })
-	brief.Kill()
-	s.eventually("limits for a second have none", func() bool { return s.metric("sluice_drift_seat") == -1 })
 }
 
 // Health follows the store if that is set, and decisions continue.

@@ -27,7 +27,7 @@ func TestBadSettings(t *testing.T) {
 	writeFile(t, holds, heldRules)
 	held := []string{"--config", holds}
 	_, port, _ := net.SplitHostPort(listens(t).Addr().String())
-	const pushed, twoRedis, usual, brief = "CONFIG_TYPE=GRPC_XDS_SOTW", "REDIS_PERSECOND=true", "REDIS_URL=localhost:6379", "REDIS_PERSECOND_URL=localhost:6380"
+	const pushed, usual = "CONFIG_TYPE=GRPC_XDS_SOTW", "REDIS_URL=localhost:6379"
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
 	i.Leaf("old", -time.Hour, "localhost")
@@ -62,12 +62,6 @@ func TestBadSettings(t *testing.T) {
 		"pushed, certificate":    {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT /nowhere"},
 		"pushed, authority":      {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /nowhere"},
 		"pushed, additions":      {[]string{pushed, "CONFIG_GRPC_XDS_ADDITIONS=/nowhere"}, nil, "CONFIG_GRPC_XDS_ADDITIONS"},
-		"two, no second":         {[]string{twoRedis, usual}, nil, `REDIS_PERSECOND_URL is ""`},
-		"two, no first":          {[]string{twoRedis, brief}, nil, `REDIS_URL is ""`},
-		"two, type":              {[]string{twoRedis, usual, brief, "REDIS_PERSECOND_TYPE=ODD"}, nil, `REDIS_PERSECOND_TYPE is "ODD"`},
-		"two, address":           {[]string{twoRedis, usual, "REDIS_PERSECOND_URL=host"}, nil, `REDIS_PERSECOND_URL has the address "host"`},
-		"two, pool":              {[]string{twoRedis, usual, brief, "REDIS_PERSECOND_POOL_SIZE=0"}, nil, "REDIS_PERSECOND_POOL_SIZE is 0"},
-		"two, store":             {[]string{twoRedis, usual, brief, "STORE_URL=postgres://localhost/db"}, nil, "works with REDIS_URL only"},
 		"TLS, out of date":       {secured(i.File("old.crt"), i.File("old.key")), nil, "old.crt is good from"},
 		"TLS, another key":       {secured(cert, i.File("other.key")), nil, "GRPC_SERVER_TLS_KEY " + i.File("other")},
 		"TLS, no certificate":    {secured("", key), nil, "must name the certificate"},
@@ -142,7 +136,6 @@ func TestWrongURLsKeepTheirPassword(t *testing.T) {
 		"REDIS_TYPE=SENTINEL REDIS_URL=redis://:hunter2@a:6379",
 		"REDIS_TYPE=SENTINEL REDIS_URL=master,redis://:hunter2@a:6379",
 		"REDIS_SOCKET_TYPE=unix REDIS_URL=user:hunter2@r:6379",
-		"REDIS_PERSECOND=true REDIS_PERSECOND_URL=redis://:hunter2@r:6379",
 		"STORE_URL=user:hunter2@db:5432",
 		"STORE_URL=host=db&password=hunter2",
 		"STORE_URL=postgres://user:hunter2/x@db/limits",

@@ -66,10 +66,9 @@ log: {log_level: warn}
 func TestSettingsMaskSecrets(t *testing.T) {
 	for env, values := range map[string]string{
 		"ADMIN_TOKEN": "hunter2", "PEER_SECRET": "hunter2", "REDIS_AUTH": "hunter2", "REDIS_SENTINEL_AUTH": "hunter2",
-		"REDIS_PERSECOND_AUTH": "hunter2", "HOLD_KEYS": "hunter2hunter2hunter2", "REDIS_URL": "user:hunter2@r:6379",
+		"HOLD_KEYS": "hunter2hunter2hunter2", "REDIS_URL": "user:hunter2@r:6379",
 		"STORE_URL": "postgres://db/limits?user=u&password=hunter2 postgres://u@db/limits?sslpassword=hunter2 " +
 			"redis://:hunter2@a:1,redis://:hunter2@b:1 redis://u:1/hunter2@r:1 password=hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "token:hunter2",
-		"REDIS_PERSECOND_URL": "rediss://:hunter2@r:6379",
 	} {
 		t.Run(env, func(t *testing.T) {
 			for value := range strings.FieldsSeq(values) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -34,10 +35,15 @@ type shared struct {
 	now    atomic.Pointer[metrics.StoreNow]
 }
 
-func (c *serveCmd) shared(setting, address string, s store.Store, keys int, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
+func (c *serveCmd) shared(s store.Store, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
+	setting, address := "REDIS_URL", c.Store.Redis.URL
+	if c.Store.URL != "" {
+		setting, address = "STORE_URL", c.Store.URL
+	}
+	address = settings.MaskedURL(address)
 	holder := account.NewHolder()
 	x := &shared{
-		Fleet: leasing.NewFleet(s.Ledger(), holder, keys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
+		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.slots = leasing.NewConcurrency(s.Ledger(), x.Alone(), clock)
 	x.now.Store(&metrics.StoreNow{Address: address})

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -76,69 +74,6 @@ func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 	for i := range asks {
 		s.all[s.of(&asks[i])].Undo(now, asks[i:i+1], verdicts[i:i+1])
 	}
-}
-
-// byUnit has limits for a second decided by brief, and all others by usual: REDIS_PERSECOND.
-type byUnit struct {
-	split
-	usual, brief *leasing.Fleet
-}
-
-// newByUnit makes one of two fleets, which must not have been used yet.
-func newByUnit(usual, brief *leasing.Fleet) *byUnit {
-	brief.SpendAlone(usual.Alone())
-	return &byUnit{split{isBrief, []ratelimit.Limiter{usual, brief}}, usual, brief}
-}
-
-func isBrief(a *ratelimit.Ask) int {
-	if a.Rule.Limit.Unit == ratelimit.Second {
-		return 1
-	}
-	return 0
-}
-
-func (b *byUnit) fleet(a *ratelimit.Ask) *leasing.Fleet {
-	return [...]*leasing.Fleet{b.usual, b.brief}[isBrief(a)]
-}
-
-// Alone has the node's own budgets for outages. Both limiters spend from them. So package routing can decide
-// for a key whose owner is out of reach, whichever of the two has the key.
-func (b *byUnit) Alone() *leasing.Local { return b.usual.Alone() }
-
-// Stats sums both.
-func (b *byUnit) Stats() ratelimit.LimiterStats {
-	s := b.usual.Stats()
-	s.Add(b.brief.Stats())
-	return s
-}
-
-// Look implements [ratelimit.Inspector].
-func (b *byUnit) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	return b.fleet(a).Look(ctx, now, a)
-}
-
-// Hottest implements [ratelimit.Inspector].
-func (b *byUnit) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	all := append(b.usual.Hottest(now, n), b.brief.Hottest(now, n)...)
-	slices.SortStableFunc(all, func(a, b ratelimit.HotKey) int { return cmp.Compare(b.PerSecond, a.PerSecond) })
-	return all[:min(n, len(all))]
-}
-
-// Drop implements [ratelimit.Inspector]. A key is in one of them.
-func (b *byUnit) Drop(ctx context.Context, now ratelimit.Instant, key []byte) bool {
-	usual, brief := b.usual.Drop(ctx, now, key), b.brief.Drop(ctx, now, key)
-	return usual || brief
-}
-
-// Reset implements [ratelimit.Inspector].
-func (b *byUnit) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	return b.fleet(a).Reset(ctx, now, a)
-}
-
-// SyncClock implements limiter.
-func (b *byUnit) SyncClock(now ratelimit.Instant, wall time.Time) {
-	b.usual.SyncClock(now, wall)
-	b.brief.SyncClock(now, wall)
 }
 
 // limiter is what decides, and what must run for it to.

@@ -60,21 +60,3 @@ func (w *storeWatch) safety() metrics.StoreSafety {
 	}
 	return metrics.StoreSafety{}
 }
-
-// later joins the names of two stores, and has the later of their errors.
-func later(a, b metrics.StoreNow) metrics.StoreNow {
-	both := a
-	if b.LastErrorAt.After(a.LastErrorAt) {
-		both = b
-	}
-	both.Address = a.Address + ", " + b.Address
-	return both
-}
-
-// worse joins what two stores say.
-func worse(a, b metrics.StoreSafety) metrics.StoreSafety {
-	return metrics.StoreSafety{
-		Known: a.Known || b.Known, MayEvict: max(a.MayEvict, b.MayEvict), Evicted: a.Evicted + b.Evicted,
-		RDB: min(a.RDB, b.RDB), AOF: min(a.AOF, b.AOF),
-	}
-}

@@ -27,8 +27,8 @@ func (c Collector) Gauges(each func(name string, value uint64)) {
 	each("ratelimit.localcache.evacuateCount", cache.Evacuated)
 	each("ratelimit.localcache.overwriteCount", 0)    // what is remembered is not found over anew
 	each("ratelimit.localcache.averageAccessTime", 0) // there is no cache to reach
-	for name, p := range c.Pools {
-		each("ratelimit."+name+".cx_active", uint64(max(0, p.Open.Load())))
+	if p := c.Pool; p != nil {
+		each("ratelimit.redis_pool.cx_active", uint64(max(0, p.Open.Load())))
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -44,9 +44,9 @@ func (c Collector) Gauges(each func(name string, value uint64)) {
 
 // counters gives the counters that belong to the gauges.
 func (c Collector) counters(each func(name string, n uint64)) {
-	for name, p := range c.Pools {
-		each("ratelimit."+name+".cx_total", p.Made.Load())
-		each("ratelimit."+name+".cx_local_close", p.Closed.Load())
+	if p := c.Pool; p != nil {
+		each("ratelimit.redis_pool.cx_total", p.Made.Load())
+		each("ratelimit.redis_pool.cx_local_close", p.Closed.Load())
 	}
 	if l := c.Certificates; l != nil {
 		each("certs.load_attempts", l.Attempts.Load())

@@ -45,8 +45,8 @@ type Collector struct {
 	Gate *shed.Gate
 	// LocalCache, if set, counts refusals as of a local cache.
 	LocalCache *rls.LocalCache
-	// Pools are the connections to each Redis, by envoyproxy/ratelimit's name of the pool.
-	Pools map[string]*Pool
+	// Pool, if set, counts the connections to Redis.
+	Pool *Pool
 	// Certificates, if set, counts how often those of gRPC were read again.
 	Certificates *Loads
 	// Budgets are what callers have begun and not ended, by port.

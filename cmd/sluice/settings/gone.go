@@ -18,6 +18,8 @@ var withoutEffect = []string{
 	"REDIS_USE_EXPLICIT_PIPELINE", "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE",
 	"REDIS_POOL_ON_EMPTY_BEHAVIOR", "REDIS_POOL_ON_EMPTY_WAIT_DURATION",
 	"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION",
+	"REDIS_PERSECOND", "REDIS_PERSECOND_URL", "REDIS_PERSECOND_TYPE", "REDIS_PERSECOND_SOCKET_TYPE", "REDIS_PERSECOND_POOL_SIZE", "REDIS_PERSECOND_AUTH",
+	"REDIS_PERSECOND_SENTINEL_AUTH", "REDIS_PERSECOND_TLS", "REDIS_PERSECOND_TIMEOUT",
 	"MEMCACHE_HOST_PORT", "MEMCACHE_MAX_IDLE_CONNS", "MEMCACHE_SRV", "MEMCACHE_SRV_REFRESH", "MEMCACHE_TLS", "MEMCACHE_TLS_CLIENT_CERT",
 	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
 	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS",
@@ -28,7 +30,7 @@ var withoutEffect = []string{
 // WithoutEffect are the names in the environment that have no effect in this version. Values that agree with the effect
 // anyway are left out.
 func WithoutEffect(lookup func(string) (string, bool)) (found []string) {
-	off := []string{"", "false", "0", "tcp", "redis", "0s", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"}
+	off := []string{"", "false", "0", "tcp", "single", "redis", "0s", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"}
 	for _, name := range withoutEffect {
 		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
 			found = append(found, name)

@@ -40,41 +40,10 @@ type Redis struct {
 
 	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
 
-	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions continue by on_store_failure in any case."`
-	PerSecond   RedisPerSecond `embed:""`
+	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions continue by on_store_failure in any case."`
 
-	names      string // what its settings begin with: "" means REDIS_
-	urlSetting string // that has its URL: "" means names and URL
+	urlSetting string // that has its URL: "" means REDIS_URL
 	log        *slog.Logger
-}
-
-// RedisPerSecond selects another Redis for the limits of a second. Certificates are those of the first one.
-type RedisPerSecond struct {
-	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Use another Redis for limits of a second."`
-	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"REDIS_URL of that Redis."`
-	Type         string        `env:"REDIS_PERSECOND_TYPE" name:"redis-persecond-type" default:"SINGLE" help:"REDIS_TYPE of that Redis."`
-	SocketType   string        `env:"REDIS_PERSECOND_SOCKET_TYPE" name:"redis-persecond-socket-type" default:"tcp" help:"REDIS_SOCKET_TYPE of that Redis."`
-	Auth         string        `env:"REDIS_PERSECOND_AUTH" name:"redis-persecond-auth" placeholder:"PASS" help:"REDIS_AUTH of that Redis."`
-	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH" name:"redis-persecond-sentinel-auth" placeholder:"PASS" help:"REDIS_SENTINEL_AUTH of that Redis."`
-	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE" name:"redis-persecond-pool-size" default:"10" help:"REDIS_POOL_SIZE of that Redis."`
-	Timeout      time.Duration `env:"REDIS_PERSECOND_TIMEOUT" name:"redis-persecond-timeout" default:"1s" help:"REDIS_TIMEOUT of that Redis."`
-	TLS          bool          `env:"REDIS_PERSECOND_TLS" name:"redis-persecond-tls" help:"REDIS_TLS of that Redis."`
-}
-
-// perSecond are the flags of the other Redis; nil: there is none.
-func (f *Redis) perSecond() (*Redis, error) {
-	p := &f.PerSecond
-	if !p.Use {
-		return nil, nil
-	}
-	if p.URL == "" || f.URL == "" {
-		return nil, fmt.Errorf("REDIS_PERSECOND is set, REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", shown(p.URL), shown(f.URL))
-	}
-	other := *f
-	other.names = "REDIS_PERSECOND_"
-	other.URL, other.Type, other.SocketType, other.Auth, other.SentinelAuth = p.URL, p.Type, p.SocketType, p.Auth, p.SentinelAuth
-	other.PoolSize, other.Timeout, other.TLS = p.PoolSize, p.Timeout, p.TLS
-	return &other, nil
 }
 
 // setting is a setting's name in the environment.
@@ -82,10 +51,7 @@ func (f *Redis) setting(name string) string {
 	if name == "URL" && f.urlSetting != "" {
 		return f.urlSetting
 	}
-	if f.names == "" {
-		return "REDIS_" + name
-	}
-	return f.names + name
+	return "REDIS_" + name
 }
 
 // options are a client's, whose connections dial makes.

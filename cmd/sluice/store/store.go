@@ -131,19 +131,6 @@ func Open(o Options) (Store, error) {
 	return s.open(&o)
 }
 
-// PerSecond is the store of the limits for a second (REDIS_PERSECOND); nil: they are where all are.
-func PerSecond(o Options) (Store, error) {
-	other, err := o.Redis.perSecond()
-	if other == nil || err != nil {
-		return nil, err
-	}
-	if o.URL != "" {
-		return nil, errors.New("REDIS_PERSECOND works with REDIS_URL only: unset it or STORE_URL")
-	}
-	o.Redis = *other
-	return openRedis(&o)
-}
-
 // shown is a URL or an address without what may be a password.
 func shown(address string) string {
 	if at := strings.LastIndexByte(address, '@'); at >= 0 {

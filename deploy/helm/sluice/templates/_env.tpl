@@ -64,7 +64,7 @@
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
 {{- end }}
 {{- with .Values.existingSecret }}
-{{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "REDIS_PERSECOND_AUTH" "PEER_SECRET" "HOLD_KEYS" "ADMIN_TOKEN" }}
+{{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "PEER_SECRET" "HOLD_KEYS" "ADMIN_TOKEN" }}
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $.Values.existingSecret }}, key: {{ . }}, optional: true}}
 {{- end }}
