@@ -187,7 +187,8 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	now, known := k.clock(), k.epoch()
 	switch {
 	case t.Seat < 0:
-		if after.trial = (trial{}); a.Leave { // it was given up for a reason, and another may be taken
+		after.trial = trial{}
+		if a.Leave { // it was given up for a reason, and another may be taken
 			after.asked = 0
 		}
 	case t.Fence != before.Fence:

@@ -65,7 +65,9 @@ func (s *seat) ended() ratelimit.LedgerTime { return max(s.Taint, s.Expires) }
 // clamp is for a ledger whose clock went back: nothing that has happened is to
 // come, and no tenancy lasts longer than it may.
 func (s *seat) clamp(now ratelimit.LedgerTime) {
-	s.Expires, s.Taint, s.Since = min(s.Expires, now.Add(SeatTTL)), min(s.Taint, now), min(s.Since, now)
+	s.Expires = min(s.Expires, now.Add(SeatTTL))
+	s.Taint = min(s.Taint, now)
+	s.Since = min(s.Since, now)
 }
 
 // sit is the protocol of seats.
@@ -109,7 +111,9 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 			s = &seat{}
 		}
 		if t := s.ended(); now >= s.Expires && (best < 0 || t < taint) {
-			best, taint, was = i, t, s
+			best = i
+			taint = t
+			was = s
 		}
 	}
 	if best < 0 {

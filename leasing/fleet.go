@@ -184,8 +184,8 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
 		// Asks of one key are answered in their order.
-		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key, len(c.waits))) &&
-			f.spend(now, &asks[i], &verdicts[i]) {
+		verdicts[i] = verdict{}
+		if (c == nil || !c.waitsFor(asks[i].Key, len(c.waits))) && f.spend(now, &asks[i], &verdicts[i]) {
 			continue
 		}
 		if c == nil {

@@ -25,7 +25,9 @@ func NewStepped(
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
 	f.Hash = keytable.Hasher{}
 	f.alone = NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall).Predictable()
-	f.after, f.Random, f.RawNames = after, random, true
+	f.after = after
+	f.Random = random
+	f.RawNames = true
 	return &Stepped{f}
 }
 

@@ -180,7 +180,8 @@ func (f *Fleet) restateIfDue(now instant) {
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		if l.life++; l.life == l.began { // it wraps around
+		l.life++
+		if l.life == l.began { // it wraps around
 			l.began++
 		}
 		l.mu.Unlock()

@@ -57,9 +57,14 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	case r.RefusesAll(): // without asking anybody
 		return Bounds{OnOutage: Outage{Of: StoreOutage, Policy: FailClosed}}
 	case r.Limit.Capacity() == 0: // only keys with an override pass
-		b.Wait, b.StoreOps, b.OnOutage = r.wait(), r.storeOps(nodes), r.outage(StoreOutage, nodes)
+		b.Wait = r.wait()
+		b.StoreOps = r.storeOps(nodes)
+		b.OnOutage = r.outage(StoreOutage, nodes)
 	default:
-		b.Over, b.Under, b.Wait, b.StoreOps = r.over(nodes), r.under(), r.wait(), r.storeOps(nodes)
+		b.Over = r.over(nodes)
+		b.Under = r.under()
+		b.Wait = r.wait()
+		b.StoreOps = r.storeOps(nodes)
 		b.OnOutage, b.OnLoss = r.outage(StoreOutage, nodes), r.LossShare()
 	}
 	if different := r.Coordination.Mode.Spec().Declare; different != nil && !r.RefusesAll() {

@@ -54,7 +54,9 @@ func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
 		}
 		return b
 	}
-	b.Wait, b.StoreOps, b.OnLoss = r.wait(), StoreOps{Nodes: nodes, EachSlot: 2}, limit
+	b.Wait = r.wait()
+	b.StoreOps = StoreOps{Nodes: nodes, EachSlot: 2}
+	b.OnLoss = limit
 	b.OnOutage = r.outage(StoreOutage, nodes)
 	return b
 }

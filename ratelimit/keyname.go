@@ -37,7 +37,8 @@ func readKey(b []byte) (string, bool) {
 		return "", false
 	}
 	billed := Unit(b[0]) == BillingMonth
-	if b = b[2+n:]; billed { // month@15@America/New_York
+	b = b[2+n:]
+	if billed { // month@15@America/New_York
 		zone, rest, ok := textOf(b)
 		if !ok {
 			return "", false

@@ -192,7 +192,9 @@ func (l Limit) Cut() Limit {
 // Billed returns the limit with its windows cut by a calendar: one month each, in a
 // fixed window.
 func (l Limit) Billed(c Calendar) Limit {
-	l.Unit, l.Multiplier, l.Calendar = BillingMonth, 0, c
+	l.Unit = BillingMonth
+	l.Multiplier = 0
+	l.Calendar = c
 	return l
 }
 

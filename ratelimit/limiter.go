@@ -137,7 +137,9 @@ type LimiterStats struct {
 
 // Add adds what another limiter did.
 func (s *LimiterStats) Add(o LimiterStats) {
-	s.Claims, s.Evicted, s.Overflow = s.Claims+o.Claims, s.Evicted+o.Evicted, s.Overflow+o.Overflow
+	s.Claims += o.Claims
+	s.Evicted += o.Evicted
+	s.Overflow += o.Overflow
 	s.Leases, s.Accounts = s.Leases+o.Leases, s.Accounts+o.Accounts
 	for i := range s.Fallbacks {
 		s.Fallbacks[i] += o.Fallbacks[i]
@@ -148,7 +150,9 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	s.BreakerOpen = s.BreakerOpen || o.BreakerOpen
 	s.SyncAge = max(s.SyncAge, o.SyncAge)
 	s.Stale, s.Recoveries = s.Stale+o.Stale, s.Recoveries+o.Recoveries
-	s.RoundTrips, s.Failed, s.Rejected = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed, s.Rejected+o.Rejected
+	s.RoundTrips += o.RoundTrips
+	s.Failed += o.Failed
+	s.Rejected += o.Rejected
 	for i := range s.ClockSteps {
 		s.ClockSteps[i] += o.ClockSteps[i]
 	}

@@ -16,7 +16,9 @@ func Nearest(given string, known []string) string {
 		d := editDistance(plain, plainName(name))
 		switch {
 		case d < least:
-			best, least, twice = name, d, false
+			best = name
+			least = d
+			twice = false
 		case d == least && best != "":
 			twice = true
 		}

@@ -89,7 +89,9 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	// A gossiping node is named by its peer address, the only thing that others need.
 	c.Name = peerAddr
 	c.SecretKey = key[:]
-	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
+	c.Logger = logger
+	c.Alive = &g.known
+	c.Events = &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	g.list, err = memberlist.Create(c)
 	if err != nil {

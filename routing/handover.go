@@ -34,7 +34,10 @@ const (
 
 // begin begins the first round.
 func (m *mover) begin() {
-	m.state, m.next, m.visit, m.full = walking, walked, leasing.Visit{}, nil
+	m.state = walking
+	m.next = walked
+	m.visit = leasing.Visit{}
+	m.full = nil
 }
 
 // once has the walk go round once more: an account has come back.

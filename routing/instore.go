@@ -147,5 +147,8 @@ func (r *request) doubt(now instant, i int) {
 		return
 	}
 	r.base.Undo(now, r.asks[i:i+1], r.verdicts[i:i+1]) // it was charged to this node's budget for outages
-	v.OverLimit, v.Charged, v.Booked, v.Remaining = true, 0, 0, 0
+	v.OverLimit = true
+	v.Charged = 0
+	v.Booked = 0
+	v.Remaining = 0
 }

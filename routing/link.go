@@ -211,7 +211,9 @@ func (l *link) take(stamp int64) *wire.Frame {
 	// Done states that nothing of others is here or on its way, so that it must not overtake a
 	// parcel.
 	if l.out.next() == nil {
-		f.Done, f.DoneChanges, l.report = l.report.digest, l.report.changes, doneReport{}
+		f.Done = l.report.digest
+		f.DoneChanges = l.report.changes
+		l.report = doneReport{}
 	}
 	return f
 }

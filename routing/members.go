@@ -69,7 +69,10 @@ func (c *core) applyHello(now instant, h *wire.Hello) {
 // mu.
 func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
-		m.incarnation, m.done, m.changes, m.holds = h.GetIncarnation(), 0, 0, m.alive
+		m.incarnation = h.GetIncarnation()
+		m.done = 0
+		m.changes = 0
+		m.holds = m.alive
 		c.reclaim(now, m)
 	}
 }
@@ -84,7 +87,9 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	}
 	m.lastSeen.Store(int64(now))
 	c.applyIncarnation(now, m, h)
-	m.failures, m.acked, m.announcing = 0, 0, false
+	m.failures = 0
+	m.acked = 0
+	m.announcing = false
 	m.mu.Lock()
 	// Parcels of the last stream may be lost, and are all sent again. The receiver detects by their numbers
 	// which it has.

@@ -72,7 +72,9 @@ func (o *outbox) seal() {
 		return
 	}
 	o.open.number = o.numbers.Add(1)
-	o.sealed, o.open, o.urgent = append(o.sealed, o.open), nil, false
+	o.sealed = append(o.sealed, o.open)
+	o.open = nil
+	o.urgent = false
 }
 
 // next is the parcel to be sent, if there is one.
@@ -112,6 +114,8 @@ func (o *outbox) empties() []*parcel {
 	// The accounts of the open parcel were taken out of the tables as well.
 	o.seal()
 	all := o.sealed
-	o.sealed, o.unsent, o.urgent = nil, 0, false
+	o.sealed = nil
+	o.unsent = 0
+	o.urgent = false
 	return all
 }

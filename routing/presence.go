@@ -76,7 +76,9 @@ func (c *core) bury(now instant) {
 		// (docs/internals/peers.md). A node that has left may end before it has accepted all that was sent to it.
 		if (m.holds || m.owes()) && now.Sub(lastSeen) > TakeOver {
 			changed = changed || m.alive
-			m.alive, m.holds, m.done = false, false, 0 // its last report is from before
+			m.alive = false
+			m.holds = false
+			m.done = 0 // its last report is from before
 			c.reclaim(now, m)
 			c.hands.redial(m) // if it is there after all, it is met again
 			c.settle()

@@ -73,7 +73,9 @@ func (r *request) await(call *call, at instant) instant {
 // callFor is an ask as a call to its owner.
 func (c *core) callFor(a *ask, m *wire.Ask) *call {
 	m.Key = slices.Clone(a.Key) // it outlives the request, if that gives up
-	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleBytes(a.Rule)
+	m.Cost = int64(a.Cost)
+	m.Kind = uint32(a.Kind)
+	m.Rule = ruleBytes(a.Rule)
 	if a.Kind.Settles() || a.OfSlot() {
 		m.Window = int64(a.Window)
 	}

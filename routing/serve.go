@@ -251,7 +251,10 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 	default:
 		s.stats.received.Add(1)
 		s.see(i)
-		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
+		r.OverLimit = v.OverLimit
+		r.Remaining = int64(v.Remaining)
+		r.Charged = int64(v.Charged)
+		r.Debt = int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
 		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
 	}

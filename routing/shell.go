@@ -368,7 +368,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.reports.Store(&refused)
 	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, rand.Uint64()|1 // 0 is no life
+	r.hands = r
+	r.random = rand.Float64
+	r.incarnation = rand.Uint64() | 1 // 0 is no life
 	r.base = baseOf{base}
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
 	// asked. With two of them, a node would admit twice what the rule declares.
@@ -384,7 +386,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 // dial implements hands. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
-	m.wake, m.outgoing, m.again = work.ring, work, make(bell, 1)
+	m.wake = work.ring
+	m.outgoing = work
+	m.again = make(bell, 1)
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.stop = cancel
 	r.running.Go(func() { r.converse(ctx, m) })

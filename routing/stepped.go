@@ -17,7 +17,9 @@ import (
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
-	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
+	c.hands = s
+	c.random = o.Random
+	c.incarnation = o.Incarnation
 	// Where tables choose at random, two runs of one seed would differ.
 	c.fallback.Predictable()
 	if o.Decided != nil {

@@ -52,7 +52,7 @@ var allByHand = []byHand{
 	{"a node does not notice that its registration may be over", "leasing/shard.go", "c.Val.Deadline = instant(s.ends.Load())", "c.Val.Deadline = instant(s.ends.Load()) + 1<<60"},
 	{"an expired lease is spent", "leasing/internal/hold/part.go", "if now >= p.Deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
 	{"a draw is made where the record is not this node's total", part, "!p.restate && p.Deadline == Never && p.Taken == p.booked", "p.Deadline == Never"},
-	{"a lapsed claim is answered", part, "p.inFlight, p.restate, p.fresh = 0, true, 0", "p.restate, p.fresh = true, 0"},
+	{"a lapsed claim is answered", part, "	p.inFlight = 0\n	p.restate = true\n	p.fresh = 0\n", "	p.restate = true\n	p.fresh = 0\n"},
 	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.restate = 0, true", "\t\tp.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
 	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},

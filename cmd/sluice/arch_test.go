@@ -227,6 +227,60 @@ func TestNoCallSaysTrue(t *testing.T) {
 	})
 }
 
+// A line of the product has one thought: an assignment sets at most two things, unless they are a call's results or
+// change places, and a statement before the condition of an if sets a name that the condition uses.
+func TestOneThoughtInALine(t *testing.T) {
+	uses := func(n ast.Node, names map[string]bool) (found bool) {
+		ast.Inspect(n, func(n ast.Node) bool {
+			id, ok := n.(*ast.Ident)
+			found = found || ok && names[id.Name]
+			return true
+		})
+		return found
+	}
+	eachGoFile(t, func(path string, test bool) {
+		name := strings.TrimPrefix(path, top)
+		if test || strings.HasPrefix(name, "bench/") || strings.HasSuffix(name, ".pb.go") {
+			return
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			set := map[string]bool{}
+			switch n := n.(type) {
+			case *ast.AssignStmt:
+				for _, x := range n.Lhs {
+					if id, ok := x.(*ast.Ident); ok {
+						set[id.Name] = true
+					}
+				}
+				rotates := slices.ContainsFunc(n.Rhs, func(x ast.Expr) bool { return uses(x, set) })
+				if n.Tok == token.ASSIGN && len(n.Rhs) > 2 && !rotates {
+					t.Errorf("%s sets %d things: give each a line", files.Position(n.Pos()), len(n.Rhs))
+				}
+			case *ast.IfStmt:
+				if n.Init == nil {
+					break
+				}
+				if a, ok := n.Init.(*ast.AssignStmt); ok {
+					for _, x := range a.Lhs {
+						if id, ok := x.(*ast.Ident); ok {
+							set[id.Name] = true
+						}
+					}
+				}
+				if !uses(n.Cond, set) {
+					t.Errorf("%s: the condition does not use what is before it: give that a line", files.Position(n.Pos()))
+				}
+			}
+			return true
+		})
+	})
+}
+
 // eachOfTheCore shows the syntax of the core's code, without that for tests.
 func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 	t.Helper()

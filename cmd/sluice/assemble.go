@@ -46,7 +46,9 @@ func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 // registers adds the changing part of the registration, for people.
 func (p *assembled) registers(s *registration) {
 	recent, wrong := p.people.History.Recent()
-	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, wrong
+	s.Rules = p.store.Status().Fingerprint
+	s.Rates = &recent
+	s.Wrong = wrong
 }
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.

@@ -100,7 +100,7 @@ func (c *completionWordsCmd) Run(s cli.Streams, ctx *kong.Context) error {
 
 // summaryOf is the first sentence of a help, where a list has a line for each word.
 func summaryOf(help string) string {
-	first, _, _ := strings.Cut(help, ". ")
-	first, _, _ = strings.Cut(first, "; ")
+	sentence, _, _ := strings.Cut(help, ". ")
+	first, _, _ := strings.Cut(sentence, "; ")
 	return strings.TrimSuffix(strings.ReplaceAll(first, "\n", " "), ".")
 }

@@ -96,8 +96,14 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	if events != nil {
 		s.OnAudit = events.Answer
 	}
-	d.limiter, d.slots, d.shared, d.record = s.Fleet, s.slots, opened, events
-	d.seat, d.run, d.ping, d.ready = s.keeper.Seat, s.run, opened.Ping, s.ready
+	d.limiter = s.Fleet
+	d.slots = s.slots
+	d.shared = opened
+	d.record = events
+	d.seat = s.keeper.Seat
+	d.run = s.run
+	d.ping = opened.Ping
+	d.ready = s.ready
 	d.safety, d.now = s.watch.safety, func() metrics.StoreNow { return *s.now.Load() }
 	return d, nil
 }

@@ -161,7 +161,9 @@ func (r *registry) register(ctx context.Context, me, text string) {
 func (r *registered) next(nodes []console.Node, n int, now time.Time, every time.Duration) *registered {
 	is := &registered{nodes: nodes, n: n, at: now, every: every, first: now, since: now}
 	if r != nil {
-		is.first, is.since, is.most = r.first, r.since, r.most
+		is.first = r.first
+		is.since = r.since
+		is.most = r.most
 	}
 	if now.Sub(is.since) >= partRest {
 		is.since, is.most = now, [2]int{0, is.most[0]}

@@ -34,7 +34,9 @@ func (c *sometimes) grew(n uint64) (more uint64) {
 		c.rest = max(0, c.rest-1)
 		return 0
 	}
-	more, c.logged, c.rest = n-c.logged, n, 59
+	more = n - c.logged
+	c.logged = n
+	c.rest = 59
 	return more
 }
 

@@ -47,7 +47,8 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: f.backoff()}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
-	if o.Headers, errs[1] = parsePairs(f.Headers, ":="); errs[1] != nil {
+	o.Headers, errs[1] = parsePairs(f.Headers, ":=")
+	if errs[1] != nil {
 		errs[1] = fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS must be like name:value,name2:value2: %w", errs[1])
 	}
 	o.Credentials, errs[2] = f.credentials(log)

@@ -43,7 +43,10 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	g := Grant{At: now, Granted: a.grant(r, c, before)}
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence
-	g.Total, g.Sum, g.InHand, g.Fence = r.taken, a.sum+before, a.inHand(r), a.fence
+	g.Total = r.taken
+	g.Sum = a.sum + before
+	g.InHand = a.inHand(r)
+	g.Fence = a.fence
 	// With debt, no holder may admit requests from its lease.
 	short := g.Granted < c.Need || g.Sum > c.Limit.Capacity()
 	if short && g.InHand > 0 {
@@ -68,7 +71,9 @@ func (a *account) book(r *record, c *Claim) {
 	spent := min(clamped(c.Spent)+cut, total)
 	a.sum += total - had
 	a.spent += spent - r.spent
-	r.taken, r.spent, r.seq = total, spent, c.Seq
+	r.taken = total
+	r.spent = spent
+	r.seq = c.Seq
 }
 
 // grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want. The need is

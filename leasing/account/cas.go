@@ -182,7 +182,9 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		a := states[name]
 		if a.settled {
-			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
+			a.change.Version = a.version
+			a.change.Data = a.encode()
+			a.change.Until = a.over
 		}
 		a.changed = a.settled
 		if a.changed {

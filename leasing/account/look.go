@@ -80,7 +80,9 @@ func keptIn(fields map[string]string) (*kept, error) {
 		}
 		r := record{holder: ratelimit.Holder(h), taken: tokens(taken)}
 		if unpacked(fields["c:"+of], n[:3]) {
-			r.seq, r.spent, r.fence = uint64(n[0]), tokens(n[1]), ratelimit.Fence(n[2])
+			r.seq = uint64(n[0])
+			r.spent = tokens(n[1])
+			r.fence = ratelimit.Fence(n[2])
 		}
 		k.records = append(k.records, r)
 	}

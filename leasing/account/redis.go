@@ -51,11 +51,15 @@ func NewRedis(client redis.UniversalClient, prefix string) (*Redis, error) {
 	switch c := client.(type) {
 	case *redis.Client:
 		o := c.Options()
-		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
+		timeouts = o.ContextTimeoutEnabled
+		retries = o.MaxRetries
+		connected = &o.OnConnect
 		l.single(c)
 	case *redis.ClusterClient:
 		o := c.Options()
-		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
+		timeouts = o.ContextTimeoutEnabled
+		retries = o.MaxRetries
+		connected = &o.OnConnect
 		l.cluster, l.tags = c, slotTags(prefix)
 	default:
 		return nil, fmt.Errorf("%w; it is a %T", ErrClient, client)

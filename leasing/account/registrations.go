@@ -116,7 +116,10 @@ func Closes(c Claim, holders []ratelimit.HolderLook, over []ratelimit.Holder) (c
 	}
 	for _, h := range holders {
 		if h.Holder.Lapses() && h.Outstanding > 0 && ended[NodeOf(h.Holder)] {
-			c.Holder, c.Seq, c.Taken, c.Spent = h.Holder, h.Seq+1, h.Spent, h.Spent
+			c.Holder = h.Holder
+			c.Seq = h.Seq + 1
+			c.Taken = h.Spent
+			c.Spent = h.Spent
 			closes = append(closes, c)
 		}
 	}

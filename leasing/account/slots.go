@@ -73,7 +73,9 @@ func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, ch
 	case a.Op == SlotGive && x.Has:
 		*all, changed = slices.Delete(*all, i, i+1), true
 	case a.Op == SlotClear:
-		*all, changed, x.Has = nil, true, false
+		*all = nil
+		changed = true
+		x.Has = false
 	case a.Op == SlotTake && !x.Has && ratelimit.Tokens(len(*all)) < a.Limit:
 		*all = append(*all, Slot{a.Slot, now.Add(a.TTL)})
 		x.Has, changed = true, true
@@ -183,7 +185,9 @@ func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
 		key := StoreKey{Name: slotsOf(l.prefix, asks[i].Key)}
 		k := slices.Index(keys, key)
 		if k < 0 {
-			k, keys, of = len(keys), append(keys, key), append(of, nil)
+			k = len(keys)
+			keys = append(keys, key)
+			of = append(of, nil)
 		}
 		of[k] = append(of[k], i)
 	}

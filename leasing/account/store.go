@@ -112,11 +112,15 @@ func (k *kept) decode(data []byte) error {
 		b := &bucket{}
 		b.level, b.carry = r.int(), r.int()
 		r.time(&b.at)
-		b.hand, b.old, b.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
+		b.hand = tokens(r.int())
+		b.old = tokens(r.int())
+		b.fence = ratelimit.Fence(r.int())
 		k.bucket = b
 	} else {
 		a := &k.account
-		a.sum, a.spent, a.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
+		a.sum = tokens(r.int())
+		a.spent = tokens(r.int())
+		a.fence = ratelimit.Fence(r.int())
 		a.asked = instant(r.int())
 		a.pause, a.least = r.duration(), r.duration()
 		a.records = r.records()

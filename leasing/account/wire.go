@@ -46,7 +46,9 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		slides = 1
 	}
 	if c.bucket() {
-		limit, slot, lease = burstOf(&c.Limit), BucketSlot(&c.Limit).Microseconds(), int64(c.Window)
+		limit = burstOf(&c.Limit)
+		slot = BucketSlot(&c.Limit).Microseconds()
+		lease = int64(c.Window)
 	}
 	return [...]int64{
 		int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),

@@ -69,7 +69,9 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 		}
 		return e
 	}
-	e.Taken, e.Spent, e.Need = c.Taken, c.Spent, c.Need
+	e.Taken = c.Taken
+	e.Spent = c.Spent
+	e.Need = c.Need
 	e.Kind = e.kindOf(g)
 	return e
 }

@@ -66,6 +66,8 @@ func (h *history) due(revision int64, now time.Time) (old int64) {
 	if h.revision != 0 && now.Sub(h.at) < historyKept {
 		return 0
 	}
-	old, h.revision, h.at = h.revision, revision, now
+	old = h.revision
+	h.revision = revision
+	h.at = now
 	return old
 }

@@ -60,7 +60,9 @@ func (b *Breaker) refusesLocked(now instant) bool {
 func (b *Breaker) Success() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.failures, b.probing, b.wait = 0, false, 0
+	b.failures = 0
+	b.probing = false
+	b.wait = 0
 }
 
 // Undecided books a call whose result says nothing of the store. If it was the probe, the next call is.

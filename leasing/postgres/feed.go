@@ -127,7 +127,10 @@ func (x *feed) put(ctx context.Context, records []table.Record) error {
 	versions, ends := make([]int64, n), make([]int64, n)
 	for i := range records {
 		r := &records[i]
-		keys[i], values[i], versions[i], ends[i] = []byte(r.Key), []byte(r.Value), int64(r.Version), int64(r.Ends)
+		keys[i] = []byte(r.Key)
+		values[i] = []byte(r.Value)
+		versions[i] = int64(r.Version)
+		ends[i] = int64(r.Ends)
 		x.top = max(x.top, versions[i])
 	}
 	var b pgx.Batch

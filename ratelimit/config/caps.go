@@ -29,7 +29,9 @@ func DefaultCaps() Caps {
 
 // Times multiplies the caps by a number of rules, except the size and the number of files.
 func (b Caps) Times(n int) Caps {
-	b.TotalBytes, b.Tokens, b.Rules = b.TotalBytes*n, b.Tokens*n, b.Rules*n
+	b.TotalBytes *= n
+	b.Tokens *= n
+	b.Rules *= n
 	return b
 }
 

@@ -217,7 +217,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(l.Multiplier), Requests: l.Requests,
 	}
 	if s.algorithm == ratelimit.TokenBucket {
-		if r.Limit.Burst = s.burst; s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
+		r.Limit.Burst = s.burst
+		if s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
 			r.Limit.Burst = r.Limit.Requests
 		}
 	}

@@ -171,7 +171,9 @@ func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
 	case s.hold == nil || r.Unlimited:
 		return
 	default:
-		hold, at, field = &s.hold.Hold, s.hold.Place, "hold"
+		field = "hold"
+		hold = &s.hold.Hold
+		at = s.hold.Place
 		for _, err := range hold.Validate(r.Limit) {
 			c.wrong(at, s.names, "config error, %v", err)
 		}

@@ -54,7 +54,9 @@ func Schema() []byte {
 		"domain":      described(schema{"type": "string", "minLength": 1}, "The domain, as Envoy's filter names it."),
 		"descriptors": listSchema("The rules.", schema{"$ref": "#/definitions/descriptor"}),
 	}), "domain")
-	file["$schema"], file["$id"], file["title"] = "http://json-schema.org/draft-07/schema#", SchemaID, "Sluice rules"
+	file["$schema"] = "http://json-schema.org/draft-07/schema#"
+	file["$id"] = SchemaID
+	file["title"] = "Sluice rules"
 	file["definitions"] = schema{"descriptor": descriptor, "coordination": coordinationSchema()}
 	out, err := json.MarshalIndent(file, "", "  ")
 	if err != nil {

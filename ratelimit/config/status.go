@@ -38,14 +38,19 @@ type statuses struct {
 func (s *statuses) put(r *Rules, source string, fromCopy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Fingerprint, s.now.Source, s.now.Loaded, s.now.FromCopy = r.Fingerprint(), source, time.Now(), fromCopy
+	s.now.Fingerprint = r.Fingerprint()
+	s.now.Source = source
+	s.now.Loaded = time.Now()
+	s.now.FromCopy = fromCopy
 }
 
 // good notes that the source has the rules in force.
 func (s *statuses) good() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Good, s.now.Error, s.now.Failed = true, "", time.Time{}
+	s.now.Good = true
+	s.now.Error = ""
+	s.now.Failed = time.Time{}
 }
 
 // refuse notes bad rules of the source. If the error stays the same, its first time counts.
@@ -54,7 +59,9 @@ func (s *statuses) refuse(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now.Error != text {
-		s.now.Good, s.now.Error, s.now.Failed = false, text, time.Now()
+		s.now.Good = false
+		s.now.Error = text
+		s.now.Failed = time.Now()
 	}
 }
 

@@ -108,7 +108,9 @@ func (s *Store) loadLocked() error {
 		}
 		return s.problem
 	}
-	s.read, s.last, s.problem = true, print, nil
+	s.read = true
+	s.last = print
+	s.problem = nil
 	rules, warnings, problems := s.compileLocked(texts)
 	for _, w := range warnings {
 		s.log.Warn(w.Message, "at", w.Place.String())

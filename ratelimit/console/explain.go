@@ -128,7 +128,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	}
 	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
 	rule = c.inForce(&a, &e)
-	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
+	e.Rule = rule.Path
+	e.Limit = rule.Limit.String()
+	e.Mode = rule.Coordination.Mode.String()
 	if calendar := rule.Limit.Calendar; calendar != 0 {
 		e.Begins = calendar.Begins(time.Now(), 1)[0]
 	}
@@ -203,8 +205,10 @@ func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	if o.Set == 0 || !ok {
 		return a.Rule
 	}
-	e.LimitFrom, e.RuleLimit, e.OverrideSet, e.OverrideExpires = "override", a.Rule.Limit.String(), timeOf(o.Set),
-		timeOf(o.Expires)
+	e.LimitFrom = "override"
+	e.RuleLimit = a.Rule.Limit.String()
+	e.OverrideSet = timeOf(o.Set)
+	e.OverrideExpires = timeOf(o.Expires)
 	of := *a.Rule
 	of.Limit = limit
 	return &of

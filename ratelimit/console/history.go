@@ -197,7 +197,9 @@ func (c counters) rates(seconds float64) Rates {
 func (l *look) since(before *look) Rates {
 	r := l.counters.since(&before.counters).rates(l.at.Sub(before.at).Seconds())
 	r.Fastest = float64(l.replies.LeastSince(&before.replies)) / 1e6
-	r.P99, r.Worst, r.Lost = quantile(0.99, before.took, l.took), l.worst, l.lost-min(before.lost, l.lost)
+	r.P99 = quantile(0.99, before.took, l.took)
+	r.Worst = l.worst
+	r.Lost = l.lost - min(before.lost, l.lost)
 	return r
 }
 

@@ -178,7 +178,10 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overri
 	if s.Limit == nil {
 		return o, bad("limit is missing: a whole number, or unlimited")
 	}
-	o.Requests, o.Unlimited, o.Reason, o.Per = s.Limit.Requests, s.Limit.Unlimited, s.Reason, l.Per()
+	o.Requests = s.Limit.Requests
+	o.Unlimited = s.Limit.Unlimited
+	o.Reason = s.Reason
+	o.Per = l.Per()
 	if o.Requests > l.Ceiling {
 		return o, bad("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
 	}
@@ -299,7 +302,9 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 		result = metrics.OverrideFailed
 	}
 	if err != nil {
-		level, what, about = slog.LevelWarn, "an override did not change", append(about, "error", err)
+		level = slog.LevelWarn
+		what = "an override did not change"
+		about = append(about, "error", err)
 	}
 	c.Metrics.Overrides.Count(result)
 	c.Log.Log(ctx, level, what, about...)
@@ -394,7 +399,9 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 			c.Metrics.Overrides.Count(metrics.OverrideRefused)
 			return err
 		}
-		set.By, set.Of, o = by, a.Rule.Domain+"?"+descriptor, &set
+		set.By = by
+		set.Of = a.Rule.Domain + "?" + descriptor
+		o = &set
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 	defer cancel()

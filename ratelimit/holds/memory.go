@@ -38,7 +38,12 @@ func (m *memory) mark(id uint64, part int, at, now int64) mark {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if now < m.clock-mostBack { // new holds would count as dropped until the earlier time has come again
-		m.young, m.old, m.latest, m.oldest, m.retired, m.clock = nil, nil, 0, 0, 0, 0
+		m.young = nil
+		m.old = nil
+		m.latest = 0
+		m.oldest = 0
+		m.retired = 0
+		m.clock = 0
 	}
 	m.clock = max(m.clock, now)
 	bit := uint16(1) << part

@@ -86,7 +86,9 @@ func (s *Statsd) flush() error {
 			return err
 		}
 	}
-	s.sent, s.calls, s.took = now, calls, took
+	s.sent = now
+	s.calls = calls
+	s.took = took
 	return nil
 }
 

@@ -104,7 +104,10 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 			b.pool = n.join(b, key)
 		}
 	}
-	b.terms, b.short, b.levels, b.due = t, false, nil, true
+	b.terms = t
+	b.short = false
+	b.levels = nil
+	b.due = true
 	if rule != nil && rule.MetricNames.FromRequest() {
 		b.levels = entries
 	}

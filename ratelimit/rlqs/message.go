@@ -62,7 +62,11 @@ func eachReport(message []byte, r *report, take func(*report) error) error {
 }
 
 func (r *report) read(b []byte) error {
-	r.Usage, r.count, r.more, r.seconds, r.nanos = sublease.Usage{}, 0, false, 0, 0
+	r.Usage = sublease.Usage{}
+	r.count = 0
+	r.more = false
+	r.seconds = 0
+	r.nanos = 0
 	err := wire.Each(b, "report", bad, func(f wire.Field) error {
 		switch {
 		case f.IsBytes(1):

@@ -83,7 +83,9 @@ type pool struct {
 func (s *pool) observe(now instant, v *ratelimit.Verdict) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left, s.at, s.over = v.Remaining, now, v.Limit
+	s.left = v.Remaining
+	s.at = now
+	s.over = v.Limit
 }
 
 // level is the present level of a token_bucket, if only this node takes from it, and its limit. An override below the

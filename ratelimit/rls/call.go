@@ -109,7 +109,11 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 
 // match finds each descriptor's rule, drops those that another replaces, and collects the asks.
 func (c *call) match(s *Service, d *config.Domain) {
-	c.matches, c.asks, c.keys, c.holds, c.slot = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0], 0
+	c.matches = c.matches[:0]
+	c.asks = c.asks[:0]
+	c.keys = c.keys[:0]
+	c.holds = c.holds[:0]
+	c.slot = 0
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		unknown := s.Stats.UnknownDomains.Named([]byte(c.request.domain))

@@ -103,8 +103,12 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	of, h.result = s.options.Holds.Settle(x.hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
 	case of.Slot != 0 && ask.OfSlot():
-		h.result, h.amount, h.cost = ratelimit.SettledCost, 1, 1
-		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
+		h.result = ratelimit.SettledCost
+		h.amount = 1
+		h.cost = 1
+		ask.Kind = ratelimit.Release
+		ask.Cost = 1
+		ask.Window = ratelimit.Window(of.Slot)
 		c.ask(m, ask)
 	case h.result == ratelimit.SettledCost, h.result == ratelimit.HoldReplayed && !x.ends && c.replaced(h, x):
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)

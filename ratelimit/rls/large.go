@@ -57,8 +57,8 @@ func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Inst
 		c.out = slices.Clone(grown.out)
 	}
 	// Buffers beyond the size of nearly all large requests are not kept.
-	if grown.in = nil; cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 &&
-		cap(grown.out) <= 256<<10 {
+	grown.in = nil
+	if cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 && cap(grown.out) <= 256<<10 {
 		s.large.calls.Put(grown)
 	}
 	return err

@@ -78,7 +78,9 @@ func (c *LocalCache) Stats() LocalCacheStats {
 		p.mu.Lock()
 		s, n := p.stats, len(p.until)
 		p.mu.Unlock()
-		sum.Hits, sum.Misses, sum.Entries = sum.Hits+s.Hits, sum.Misses+s.Misses, sum.Entries+uint64(n)
+		sum.Hits += s.Hits
+		sum.Misses += s.Misses
+		sum.Entries += uint64(n)
 		sum.Expired, sum.Evacuated = sum.Expired+s.Expired, sum.Evacuated+s.Evacuated
 	}
 	return sum

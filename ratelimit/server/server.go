@@ -176,7 +176,9 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	if path := v.options.GRPCSocket; path != "" {
 		grpc := &ports[len(ports)-1]
 		// The socket takes the place of the port, which stays closed.
-		grpc.what, grpc.network, grpc.address = "gRPC (GRPC_UDS)", "unix", path
+		grpc.what = "gRPC (GRPC_UDS)"
+		grpc.network = "unix"
+		grpc.address = path
 		removeStaleSocket(path)
 	}
 	var opened []string // as listeners

@@ -97,7 +97,9 @@ func (g *Gate) Arrive(now ratelimit.Instant, own int, patience time.Duration) bo
 	}
 	g.inside++
 	if !g.busy && g.inside >= fewest {
-		g.busy, g.since, g.left = true, now, 0
+		g.busy = true
+		g.since = now
+		g.left = 0
 	}
 	return true
 }
@@ -180,7 +182,9 @@ func (g *Gate) Leave(now ratelimit.Instant, own, calls int) {
 		return
 	}
 	g.measureLocked(now)
-	g.busy, g.since, g.left = !over, now, 0
+	g.busy = !over
+	g.since = now
+	g.left = 0
 }
 
 // measureLocked takes the time that calls took to leave, one after the other, while

@@ -237,7 +237,10 @@ func (h *Holding) Settled() bool { return h.last.settled }
 func (h *Holding) Turn(now, ends instant) (carry tokens) {
 	h.ends = min(h.ends, now) // a clock that is set ahead ends it early
 	carry = h.Crossing()
-	h.ends, h.granted, h.spent, h.before = ends, 0, 0, carry
+	h.ends = ends
+	h.granted = 0
+	h.spent = 0
+	h.before = carry
 	h.last, h.until = lease{}, 0
 	h.blurred = true
 	return carry

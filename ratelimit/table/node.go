@@ -141,7 +141,10 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 
 // begin reads all, in another life of the store's data.
 func (n *Node) begin(life string) {
-	n.place, n.looked, n.missing, n.gone = 0, false, nil, nil
+	n.place = 0
+	n.looked = false
+	n.missing = nil
+	n.gone = nil
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.again()

@@ -155,7 +155,9 @@ func (t *Table) putLocked(next *entry, now instant, replace bool) {
 		is.arrived, is.round = now, t.round
 	case order > 0 || replace:
 		t.place++
-		next.arrived, next.place, next.round = now, t.place, t.round
+		next.arrived = now
+		next.place = t.place
+		next.round = t.round
 		t.live += next.lives() - is.lives()
 		t.records[next.Key], t.top = next, max(t.top, next.Version)
 		t.size.Store(int64(len(t.records)))

@@ -63,7 +63,9 @@ func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 		return config.Text{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
 	}
 	name := "xds:" + ratelimit.OneLine(m.GetName())
-	c.domain, c.path, c.out = m.GetDomain(), nil, nil
+	c.domain = m.GetDomain()
+	c.path = nil
+	c.out = nil
 	c.line("", "domain", strconv.Quote(m.GetDomain()))
 	err := c.added("")
 	if err == nil {
@@ -175,7 +177,8 @@ func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	}
 	c.line(indent, "rate_limit", "")
 	below := indent + "  "
-	if c.flag(below, "unlimited", m.GetUnlimited()); !m.GetUnlimited() { // with it, the number has no effect
+	c.flag(below, "unlimited", m.GetUnlimited())
+	if !m.GetUnlimited() { // with it, the number has no effect
 		c.line(below, "requests_per_unit", strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10))
 	}
 	c.quoted(below, "unit", unitOf(m.GetUnit()))

@@ -190,8 +190,11 @@ func (d declaration) legend(out io.Writer) {
 		text += "Normal: while replies arrive within store_deadline. " + d.kind() + " fails: a window in which replies " +
 			"stop or return. Down: each window between, by on_store_failure. Each node that starts meanwhile adds the " +
 			"part of a node. Data lost: a window with one loss of its data."
-	} else if text += "Without a store, each node counts alone."; d.owners() {
-		text += " Owner fails: a window in which replies of the owner of a key (PEERS) stop or return. Down: each window between."
+	} else {
+		text += "Without a store, each node counts alone."
+		if d.owners() {
+			text += " Owner fails: a window in which replies of the owner of a key (PEERS) stop or return. Down: each window between."
+		}
 	}
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
 		text += " A token_bucket admits its refill in that time, too."

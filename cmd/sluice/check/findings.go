@@ -132,8 +132,15 @@ func (c *Command) declared(rule *ratelimit.Rule) declared {
 	if b.Unlimited {
 		return d
 	}
-	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
-	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
+	d.Limit = rule.Limit.String()
+	d.Over = b.Over.Tokens
+	d.OverPercent = b.Over.Percent(rule.Limit.Capacity())
+	d.Note = b.Over.Note()
+	d.Under = b.Under.String()
+	d.Wait = b.Wait.String()
+	d.StoreOps = b.StoreOps.String()
+	d.Outage = b.OnOutage.String()
+	d.Loss = b.OnLoss
 	if hold, ok := rule.DeclareHold(); ok {
 		hold.Over = c.heldOver(rule, &hold)
 		d.Hold = &hold

@@ -33,7 +33,9 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	}
 	domain, descriptor, named := strings.Cut(text[:at], "?")
 	if strings.Contains(domain, "=") || !named {
-		domain, descriptor, named = "", text[:at], false
+		domain = ""
+		descriptor = text[:at]
+		named = false
 	}
 	entries, err := console.ParseDescriptor(descriptor)
 	if err != nil {

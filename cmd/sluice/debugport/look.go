@@ -160,9 +160,16 @@ func (v *look) addRule(r metrics.RuleState) {
 		v.rules[name] = &r
 		return
 	}
-	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
-	all.Near, all.Beyond, all.Worst = all.Near+r.Near, all.Beyond+r.Beyond, all.Worst+r.Worst
-	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
+	all.Decisions += r.Decisions
+	all.Denied += r.Denied
+	all.Admitted += r.Admitted
+	all.Near += r.Near
+	all.Beyond += r.Beyond
+	all.Worst += r.Worst
+	all.Over += r.Over
+	all.Under += r.Under
+	all.Drifting += r.Drifting
+	all.Leased += r.Leased
 	all.OverByPolicy, all.BeyondByPolicy = all.OverByPolicy+r.OverByPolicy, all.BeyondByPolicy+r.BeyondByPolicy
 	all.Sources, all.Fallbacks = added(all.Sources, r.Sources), added(all.Fallbacks, r.Fallbacks)
 }
@@ -249,9 +256,13 @@ func (v *look) since(before *look) *Summary {
 	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		n.Answers, n.Version, n.StoreFailed = n.err == nil, n.state.Version, n.state.Store.BreakerOpen
+		n.Answers = n.err == nil
+		n.Version = n.state.Version
+		n.StoreFailed = n.state.Store.BreakerOpen
 		n.Problems = n.state.Problems
-		n.Rules, n.RulesGood, n.Error = n.state.Config.Fingerprint, n.state.Config.Good, ""
+		n.Rules = n.state.Config.Fingerprint
+		n.RulesGood = n.state.Config.Good
+		n.Error = ""
 		if n.err != nil {
 			n.Error = n.err.Error()
 		}

@@ -97,7 +97,9 @@ func (c *capped) Write(line []byte) (int, error) {
 			return 0, err
 		}
 		_ = c.file.Close()
-		c.file, c.size, c.cut = f, 0, moved != nil && c.cut
+		c.file = f
+		c.size = 0
+		c.cut = moved != nil && c.cut
 	}
 	if c.cut {
 		line = append([]byte("\n"), line...)

@@ -75,7 +75,9 @@ func (c *redisConn) Write(p []byte) (int, error) {
 func (c *redisConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if now := c.written.Load(); now != c.seen {
-		c.seen, c.left, c.elements = now, mostReply, 0
+		c.seen = now
+		c.left = mostReply
+		c.elements = 0
 	}
 	before := c.err
 	c.feed(p[:n])

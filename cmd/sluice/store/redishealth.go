@@ -55,7 +55,9 @@ func worst(all []redisHealth) redisHealth {
 	for _, h := range all[1:] {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
 		w.Evicted += h.Evicted
-		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
+		w.RDB = w.RDB && h.RDB
+		w.AOF = w.AOF && h.AOF
+		w.Saves = w.Saves && h.Saves
 		if h.mayEvict() {
 			w.Policy, w.MaxMemory = h.Policy, h.MaxMemory
 		}

@@ -125,8 +125,8 @@ func Open(o Options) (Store, error) {
 	name, _, _ := strings.Cut(o.URL, "://")
 	s, known := find(name)
 	if s == nil {
-		name, _, _ = strings.Cut(name, "=") // in a DSN, a password may follow
-		return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s, and ://", shown(name), known)
+		begins, _, _ := strings.Cut(name, "=") // in a DSN, a password may follow
+		return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s, and ://", shown(begins), known)
 	}
 	return s.open(&o)
 }

@@ -31,7 +31,10 @@ func (c *Cluster) answer(question []byte) ([]byte, error) {
 	c.mu.Lock()
 	found, ok := c.names[strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))]
 	c.mu.Unlock()
-	m.Response, m.Authoritative, m.RecursionAvailable, m.Additionals = true, true, true, nil
+	m.Response = true
+	m.Authoritative = true
+	m.RecursionAvailable = true
+	m.Additionals = nil
 	if !ok {
 		m.RCode = dnsmessage.RCodeNameError
 	}

@@ -18,7 +18,9 @@ func (p *Part) stateLease(c *account.Claim, q *Asking) {
 		c.Window, c.Taken = account.Stated, p.mostLevel(q.Now, &c.Limit)
 		return
 	}
-	c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent
+	c.Window = p.Window
+	c.Taken = p.Taken
+	c.Spent = p.Spent
 	if p.Window == 0 {
 		c.Taken, c.Spent = 0, p.beyondLease()
 	}
@@ -27,7 +29,9 @@ func (p *Part) stateLease(c *account.Claim, q *Asking) {
 		keeps = 0
 	}
 	p.Taken -= max(0, p.Unspent()-keeps)
-	p.Window, p.Spent, p.fresh = 0, max(0, p.Spent), 0
+	p.Window = 0
+	p.Spent = max(0, p.Spent)
+	p.fresh = 0
 }
 
 // beyondLease is the charge or the refund that a claim states, without the lease.
@@ -35,7 +39,9 @@ func (p *Part) beyondLease() tokens { return min(p.Spent, 0) + p.Drift() }
 
 // endLease drops the tokens in hand: the bucket fills in their place.
 func (p *Part) endLease() {
-	p.Window, p.Spent, p.Taken = 0, p.beyondLease(), 0
+	p.Window = 0
+	p.Spent = p.beyondLease()
+	p.Taken = 0
 }
 
 // mostLevel is the most that the bucket's level can be, by the last answer.
@@ -63,9 +69,13 @@ func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
 	need = min(g.Granted, c.Need)
 	over := max(0, g.Sum-c.Limit.Capacity())
 	k.carried = min(k.carried+m.Drift(), over)
-	k.Window, k.Taken, k.Spent = account.BucketSlotAt(g.At, &c.Limit), g.Total, k.fresh
+	k.Window = account.BucketSlotAt(g.At, &c.Limit)
+	k.Taken = g.Total
+	k.Spent = k.fresh
 	k.restate = false
-	k.Sum, k.LastAnswer, k.Deadline = g.Sum, a.Now, m.At.Add(lasts(&c.Limit))
+	k.Sum = g.Sum
+	k.LastAnswer = a.Now
+	k.Deadline = m.At.Add(lasts(&c.Limit))
 	k.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
 	return need
 }

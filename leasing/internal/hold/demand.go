@@ -34,7 +34,9 @@ const (
 // Measure ends a stretch of use at now, with that many tokens still waiting.
 func (d *Demand) Measure(now instant, waiting tokens) {
 	d.PerSec = d.rate(now, ratelimit.AddTokens(d.Used, waiting))
-	d.Since, d.Used, d.Refused = now, 0, 0
+	d.Since = now
+	d.Used = 0
+	d.Refused = 0
 }
 
 // Rate is the current demand in tokens a second, including refused ones.
@@ -143,7 +145,9 @@ const leastShare = 5 * 4
 func (u *Use) measure(now instant, need tokens) {
 	each := max(1, u.largest)
 	d := u.Demand
-	d.Used, d.Refused, d.PerSec = d.Used/each, d.Refused/each, d.PerSec/float64(each)
+	d.Used /= each
+	d.Refused /= each
+	d.PerSec /= float64(each)
 	d.Measure(now, need/each)
 	d.PerSec *= float64(each)
 	u.Demand, u.largest = d, 0

@@ -66,7 +66,9 @@ type Entry struct {
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	e.ends = e.Till
 	if e.full && limit.Algorithm == ratelimit.FixedWindow && e.Sum >= limit.Capacity() {
-		e.until, e.again, e.judged = e.Till, now, limit.Capacity()
+		e.until = e.Till
+		e.again = now
+		e.judged = limit.Capacity()
 	}
 }
 
@@ -363,7 +365,9 @@ func (e Entry) Judged(now instant, m *Message, g *account.Grant, rule *ratelimit
 	here, elsewhere := max(0, free)+e.Unspent(), max(0, g.InHand)
 	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
 	refusing := now < e.until && m.Claim.Need == 0 && here+elsewhere < e.usual
-	e.until, e.again, e.renewFrom = 0, 0, max(e.renewFrom, now.Add(paced))
+	e.until = 0
+	e.again = 0
+	e.renewFrom = max(e.renewFrom, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not show the tokens in hand of others.
 	e.others = !m.Claim.Draws() && short && elsewhere > 0

@@ -126,7 +126,10 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	case p.bucket:
 		p.stateLease(&c, q)
 	case p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit:
-		c.Seq, c.Window, c.Need, c.Want = 0, p.Window, 0, n
+		c.Seq = 0
+		c.Window = p.Window
+		c.Need = 0
+		c.Want = n
 	default:
 		p.state(&c, q)
 	}
@@ -141,13 +144,17 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 		p.Taken = p.Spent
 	}
 	p.fresh = 0
-	c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent
+	c.Window = p.Window
+	c.Taken = p.Taken
+	c.Spent = p.Spent
 }
 
 // Lapse drops the tokens in hand, and the answer to the message in flight: others may have reclaimed them.
 func (p *Part) Lapse() {
 	p.Taken = min(p.Taken, p.Spent)
-	p.inFlight, p.restate, p.fresh = 0, true, 0
+	p.inFlight = 0
+	p.restate = true
+	p.fresh = 0
 }
 
 // Lost notes that the message in flight has no answer.
@@ -198,7 +205,9 @@ func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	p.restate = true
 	if young && stated && (!p.bucket || m.Claim.Window == account.Stated) {
 		p.restate = false
-		p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
+		p.booked = g.Total
+		p.Sum = g.Sum
+		p.LastAnswer = a.Now
 	}
 	return false
 }
@@ -212,7 +221,9 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
-	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
+	p.booked = g.Total
+	p.Sum = g.Sum
+	p.LastAnswer = a.Now
 	p.full = false
 	if p.Taken != p.booked { // the part beyond the limit goes back with the next claim
 		p.restate = true
@@ -227,7 +238,9 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	p.Spent += cut
 	p.Taken += max(0, m.Drift()-over) // only tokens within the limit confirm drift
 	p.restate = false
-	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
+	p.booked = g.Total
+	p.Sum = g.Sum
+	p.LastAnswer = a.Now
 	p.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
 }
 

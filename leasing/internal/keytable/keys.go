@@ -94,7 +94,9 @@ func (k *keys) remove(number uint32) {
 		if !full {
 			k.unlink(of, n)
 		}
-		p.grains, p.used, p.free = 0, 0, 0
+		p.grains = 0
+		p.used = 0
+		p.free = 0
 		k.link(of, 0)
 	case full:
 		k.link(of, n)

@@ -18,7 +18,10 @@ import (
 func Pace(share float64) {
 	pace.mu.Lock()
 	defer pace.mu.Unlock()
-	pace.share, pace.left, pace.used, pace.at = share, 0, cpu(), time.Now()
+	pace.share = share
+	pace.left = 0
+	pace.used = cpu()
+	pace.at = time.Now()
 }
 
 var pace struct {

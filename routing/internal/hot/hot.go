@@ -111,7 +111,9 @@ func (h *Finder) turn(now ratelimit.Instant) {
 		}
 	}
 	clear(h.keys)
-	h.slots, h.total, h.since = h.slots[:0], 0, now
+	h.slots = h.slots[:0]
+	h.total = 0
+	h.since = now
 }
 
 // Names are the keys that are hot now.

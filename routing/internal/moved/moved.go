@@ -112,7 +112,8 @@ func Read(b []byte, each func(m Entry)) error {
 	r := &reader{b: b}
 	r.base = r.within(0, 1<<62)
 	for len(r.b) > 0 && !r.bad {
-		if m := r.account(); !r.bad {
+		m := r.account()
+		if !r.bad {
 			each(m)
 		}
 	}
@@ -194,7 +195,9 @@ func (r *reader) account() (m Entry) {
 	if a.Algorithm >= ratelimit.Concurrency { // slots do not move
 		r.fail()
 	}
-	a.Sum, a.Extra, a.State = r.tokens(0), r.within(0, 1<<53), r.within(-mostLevel, mostLevel)
+	a.Sum = r.tokens(0)
+	a.Extra = r.within(0, 1<<53)
+	a.State = r.within(-mostLevel, mostLevel)
 	a.Limit = r.tokens(0)
 	a.Begins, a.Ends = r.time(), r.time()
 	return m

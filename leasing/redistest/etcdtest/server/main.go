@@ -37,7 +37,9 @@ func run(restore, token, members string, args []string) error {
 	address := func(port string) url.URL { return url.URL{Scheme: "http", Host: "127.0.0.1:" + port} }
 	clients, peers := address(args[1]), address(args[2])
 	c := embed.NewConfig()
-	c.Name, c.Dir, c.InitialClusterToken = args[2], args[0], token
+	c.Name = args[2]
+	c.Dir = args[0]
+	c.InitialClusterToken = token
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peers}, []url.URL{peers}
 	var all []string
