@@ -227,8 +227,8 @@ func TestNoCallSaysTrue(t *testing.T) {
 	})
 }
 
-// A line of the product has one thought: an assignment sets at most two things, unless they are a call's results or
-// change places, and a statement before the condition of an if sets a name that the condition uses.
+// A line of the product has one thought. An assignment sets at most two things, unless they are a call's results or
+// change places. A statement before the condition of an if sets a name that the condition uses.
 func TestOneThoughtInALine(t *testing.T) {
 	uses := func(n ast.Node, names map[string]bool) (found bool) {
 		ast.Inspect(n, func(n ast.Node) bool {
