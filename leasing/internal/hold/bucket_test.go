@@ -199,3 +199,40 @@ func TestBucketHistories(t *testing.T) {
 		t.Errorf("%d were admitted: what was played?", admitted)
 	}
 }
+
+// A request leaves while a later claim is under way. What was granted for it has refilled since its own claim.
+func TestReturnOfAnEarlierGrant(t *testing.T) {
+	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: 1, Requests: 10, Burst: 10}
+	now := instant(time.Hour)
+	ledger := account.NewMemory(func() ledgerTime { return ledgerTime(now / instant(time.Microsecond)) })
+	k := Entry{&Key{}, &Use{}}
+	k.Enter(now, &LedgerClock{At: 1}, &limit)
+	var seq uint64
+	returned := tokens(0)
+	claim := func(need tokens) (answer func()) {
+		var m Message
+		seq++
+		spent := k.Spent
+		k.Wants(now, need, Sizing{Rule: &ratelimit.Rule{Limit: limit}, Nodes: 1})
+		returned += spent - k.Spent
+		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}
+		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: ratelimit.Epoch{ID: 1}})
+		g := make([]account.Grant, 1)
+		if _, _, err := ledger.Settle(t.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
+			t.Fatal(err, g[0].Err)
+		}
+		return func() { k.Apply(&m, &g[0], &Answer{Now: now, Epoch: ratelimit.Epoch{ID: 1}}) }
+	}
+	k.Waits(5)
+	claim(5)()
+	now = now.Add(200 * time.Millisecond)
+	answer := claim(0)
+	k.Waits(0)
+	answer()
+	now = now.Add(10 * time.Millisecond)
+	claim(0)
+	// In 210 ms, 2.1 tokens have refilled.
+	if returned != 2 {
+		t.Errorf("%d of 5 are returned, and 3 may have refilled", returned)
+	}
+}

@@ -266,7 +266,7 @@ func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	}
 	earlier := e.Deadline
 	e.Granted += e.leased(m, g, a)
-	if e.Granted > m.Claim.Need { // some of it is of an earlier claim
+	if e.Granted > m.Claim.Need || e.vain > 0 { // some of it is of an earlier claim
 		e.Deadline = min(e.Deadline, earlier)
 	}
 	e.Waits(e.Waiting)
