@@ -30,8 +30,8 @@ const (
 	slowP99     = 10 * time.Millisecond // half of Envoy's default timeout
 	slowStore   = 2                     // part of a store_deadline that a reply may take
 	namedAtMost = 3
-	// muchUnlimited is the part of all calls from which calls without a rule are a problem.
-	muchUnlimited = 100
+	// much is the part of all calls from which calls without a rule, and decisions without the store, are a problem.
+	much = 100
 )
 
 // problems are sorted by severity, and causes come before what follows from them.
@@ -59,7 +59,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"A reply of the store takes %.1f ms", recent.Trip*1e3)
 	}
 	brokenBounds(s, rules, say)
-	if recent.Alone > 0 {
+	if recent.Alone > (recent.Passed+recent.Refused)/much {
 		say(Warn, "fallback-active",
 			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
 	}
@@ -114,14 +114,14 @@ func failedCalls(s *State, recent *Rates, say sayer) {
 		}
 		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(failed))
 	}
-	if recent.Bare > calls/muchUnlimited {
+	if recent.Bare > calls/much {
 		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause == metrics.NoDescriptors })
 		say(Bad, "unlimited",
 			"They get an error, and Envoy admits them, unless failure_mode_deny is set. Since the start: "+
 				few(causes)+".",
 			"%s requests a second have no descriptors", figure(recent.Bare))
 	}
-	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/muchUnlimited {
+	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/much {
 		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause != metrics.NoDescriptors })
 		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
 			"No rule limits %s requests a second: %s", figure(unlimited), few(causes[:min(1, len(causes))]))
