@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -65,10 +66,12 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		}
 	}
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
-		return nil, nil, fmt.Errorf("the first rules (--config, or RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY) are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+		return nil, nil, fmt.Errorf("%w:\n%w", errFirstRules, err)
 	}
 	return source, store, nil
 }
+
+var errFirstRules = errors.New("the first rules (--config, or RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY) are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set")
 
 // warn names the first rule that has something without an effect at this node.
 func (c *serveCmd) warn(rules *config.Rules, log *slog.Logger) {

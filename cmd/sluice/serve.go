@@ -63,7 +63,7 @@ func (c *serveCmd) Run(s cli.Streams) error {
 
 func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup func(string) (string, bool)) error {
 	if err := errors.Join(c.validate(), settings.Refused(lookup)); err != nil {
-		return err
+		return cli.Wrong(err)
 	}
 	log := c.logger(s.Err)
 	defer context.AfterFunc(drain, func() {
@@ -90,7 +90,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	}
 	memory, err := sizing.Of(c.MaxMemory)
 	if err != nil {
-		return err
+		return cli.Wrong(err)
 	}
 	c.caps = memory.Caps()
 	each := int64(leasing.FleetKeyBytes)
@@ -100,7 +100,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	c.MaxKeys = memory.Table(c.MaxKeys, each, log)
 	defer runtime.KeepAlive(memory.Ballast(lookup))
 	p, err := c.assemble(log)
-	if err != nil {
+	if _, busy := errors.AsType[*net.OpError](err); err != nil && !busy && !errors.Is(err, errFirstRules) {
+		return cli.Wrong(err)
+	}
+	if err != nil { // of the machine, or of the rules
 		return err
 	}
 	defer p.spans.stop()

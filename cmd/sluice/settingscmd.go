@@ -45,5 +45,5 @@ func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Value
 	written := write()
 	_, noMemory := sizing.Of(c.MaxMemory)
 	_, noCoordination := c.Coordination.Default()
-	return errors.Join(written, noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))
+	return errors.Join(written, cli.Wrong(errors.Join(noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))))
 }

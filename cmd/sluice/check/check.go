@@ -193,7 +193,7 @@ func (c *Command) options() (config.Options, error) {
 	c.caps = memory.Caps().Rules
 	return config.Options{
 		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
-	}, errors.Join(err, bad)
+	}, cli.Wrong(errors.Join(err, bad))
 }
 
 // checked are rules as a server reads them, and the findings.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -56,11 +57,29 @@ func Run(name string, grammar any, args []string, s Streams, options ...kong.Opt
 		fmt.Fprintf(s.Err, "%s: %v\n", name, err)
 		return 2
 	}
-	if err := ctx.Run(); err != nil {
-		fmt.Fprintf(s.Err, "%s: %v\n", name, err)
-		return 1
+	err = ctx.Run()
+	if err == nil {
+		return 0
 	}
-	return 0
+	fmt.Fprintf(s.Err, "%s: %v\n", name, err)
+	if _, ok := errors.AsType[wrong](err); ok {
+		return 2
+	}
+	return 1
+}
+
+// wrong is an error of the command line or of a setting.
+type wrong struct{ error }
+
+// Unwrap is for [errors.Is].
+func (w wrong) Unwrap() error { return w.error }
+
+// Wrong marks an error of the command line or of a setting, with which [Run] returns 2; nil stays nil.
+func Wrong(err error) error {
+	if err == nil {
+		return nil
+	}
+	return wrong{err}
 }
 
 // NewParser reads command lines as [Run] does, and runs none.

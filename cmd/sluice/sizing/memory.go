@@ -89,7 +89,11 @@ func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 	if m.Alone { // the table is not on the collector's heap, and GOMEMLIMIT does not count it
 		debug.SetMemoryLimit(max(m.Bytes/10*9-most, m.Bytes/4))
 	}
-	log.Info("key table sized", "max_keys", maxKeys, "from", from, "memory", gigabytes(m.Bytes), "table_at_most", gigabytes(most))
+	level := slog.LevelDebug
+	if from == "MAX_KEYS" {
+		level = slog.LevelInfo
+	}
+	log.Log(context.Background(), level, "key table sized", "max_keys", maxKeys, "from", from, "memory", gigabytes(m.Bytes), "table_at_most", gigabytes(most))
 	if most > m.Bytes/10*8 {
 		log.Warn("MAX_KEYS needs more memory than the process has: invented keys can end it. Lower MAX_KEYS, or add memory",
 			"max_keys", maxKeys, "table_at_most", gigabytes(most), "memory", gigabytes(m.Bytes), "memory_of", m.From)
