@@ -81,13 +81,14 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 				cut(name, maxName), what, shorten(text))
 		}
 	}
-	if _, err := netip.ParsePrefix(d.Value); err == nil && !slices.Contains(rangeKeys, d.Key) {
-		a.addKind(Range, d.Place, "%s: the value %q is a range, and values are compared as text: no address matches. "+
+	_, err := netip.ParsePrefix(d.Value)
+	if err == nil && !slices.Contains(rangeKeys, d.Key) {
+		a.addKind(Range, d.ValuePlace, "%s: the value %q is a range, and values are compared as text: no address matches. "+
 			"Use the key masked_remote_address, for which Envoy masks addresses, and the first address of the range "+
 			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.addKind(Misread, d.Place, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
+		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
 			"stands for any text", cut(name, maxName), shorten(d.Value))
 	}
 }

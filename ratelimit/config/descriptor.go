@@ -18,6 +18,7 @@ type File struct {
 type Descriptor struct {
 	Place          Place
 	Key, Value     string
+	ValuePlace     Place // of the value; zero: it has none
 	Limit          *RateLimit
 	Descriptors    []Descriptor
 	Shadow         bool
