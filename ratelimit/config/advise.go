@@ -88,8 +88,8 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
-			"stands for any text", cut(name, maxName), shorten(d.Value))
+		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: "+
+			"it stands for any text", cut(name, maxName), shorten(d.Value))
 	}
 }
 

@@ -35,8 +35,11 @@ func init() { // descriptors hold descriptors
 		"descriptors": func(d *decoder, t *File, f *yamlField) { t.Descriptors = d.descriptors(f) },
 	})
 	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, decoders[Descriptor]{
-		"key":             func(d *decoder, t *Descriptor, f *yamlField) { t.Key = d.text(f) },
-		"value":           func(d *decoder, t *Descriptor, f *yamlField) { t.Value, t.ValuePlace = d.value(f), f.value.place },
+		"key": func(d *decoder, t *Descriptor, f *yamlField) { t.Key = d.text(f) },
+		"value": func(d *decoder, t *Descriptor, f *yamlField) {
+			t.Value = d.value(f)
+			t.ValuePlace = f.value.place
+		},
 		"rate_limit":      func(d *decoder, t *Descriptor, f *yamlField) { t.Limit = d.limit(f) },
 		"descriptors":     func(d *decoder, t *Descriptor, f *yamlField) { t.Descriptors = d.descriptors(f) },
 		"shadow_mode":     func(d *decoder, t *Descriptor, f *yamlField) { t.Shadow = d.flag(f) },
