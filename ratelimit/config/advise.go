@@ -84,8 +84,8 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 	_, err := netip.ParsePrefix(d.Value)
 	if err == nil && !slices.Contains(rangeKeys, d.Key) {
 		a.addKind(Range, d.ValuePlace, "%s: the value %q is a range, and values are compared as text: "+
-			"no address matches. Use the key masked_remote_address, for which Envoy masks addresses, and the first address of the range "+
-			"with its length as the value", cut(name, maxName), shorten(d.Value))
+			"no address matches. Use the key masked_remote_address, for which Envoy masks addresses, and the "+
+			"first address of the range with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
 		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: "+
