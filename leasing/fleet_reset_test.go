@@ -69,6 +69,87 @@ func TestResetAndRefusalsOfOthers(t *testing.T) {
 	}
 }
 
+// drops has a node drop the key as Drop does: until the ledger has what the node reports.
+func (s *stage) drops(node int) {
+	for m, _, earlier := s.nodes[node].drop(s.now, []byte("k")); ; m, _, earlier = s.nodes[node].drop(s.now, []byte("k")) {
+		s.goOn(10 * time.Millisecond)
+		if !earlier && m.err == nil {
+			return
+		}
+	}
+}
+
+// A report of refusals that is lost, or its answer, is neither credited twice nor charged after a reset.
+func TestResetAndLostReports(t *testing.T) {
+	for _, booked := range []bool{false, true} {
+		s := newStage(t, 2, 100, 5, nil)
+		s.nodes[0].ledger = s.ledger
+		s.spendAll("k")
+		for range 20 {
+			s.ask(1, "k", 1)
+		}
+		n := s.nodes[1]
+		n.visit(s.now, []byte("k"), func(k entry) { _, _ = n.joinLocked(k) })
+		b := s.batchOf(n)
+		lose := func() { b.Fail(errLost) }
+		if booked {
+			_, lose = s.book(b)
+		}
+		n.drop(s.now, []byte("k"))
+		lose()
+		s.drops(1)
+		if err := s.nodes[0].Reset(t.Context(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
+			t.Fatal(err)
+		}
+		s.goOn(300 * time.Millisecond)
+		if used := s.used("k"); used != 0 {
+			t.Errorf("%d are used after a reset, with a report that was booked: %t", used, booked)
+		}
+		admitted := tokens(0)
+		for range 5 {
+			if !s.ask(0, "k", 1).OverLimit {
+				admitted++
+			}
+		}
+		s.drops(1)
+		s.goOn(time.Second)
+		if admitted += s.spendAll("k"); admitted != 5 {
+			t.Errorf("%d of 5 are admitted after a reset, with a report that was booked: %t", admitted, booked)
+		}
+	}
+}
+
+// Refusals of a bucket that come while a report is under way are forgiven, too.
+func TestResetOfABucketThatChargesRefusals(t *testing.T) {
+	s := newStrictStage(t, 2, bucketOf(5, 5, ratelimit.Day), map[string]string{"on_deny": "charge"})
+	s.nodes[0].ledger = s.ledger
+	for i := range s.nodes {
+		s.ask(i, "other", 1)
+	}
+	s.ask(0, "k", 5)
+	s.ask(1, "k", 1)
+	s.goOn(300 * time.Millisecond)
+	n := s.nodes[1]
+	n.visit(s.now, []byte("k"), func(k entry) {
+		k.Restate()
+		_, _ = n.joinLocked(k)
+	})
+	answer, _ := s.book(s.batchOf(n))
+	for range 20 {
+		n.Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, make([]verdict, 1))
+	}
+	n.drop(s.now, []byte("k"))
+	answer()
+	if err := s.nodes[0].Reset(t.Context(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
+		t.Fatal(err)
+	}
+	s.drops(1)
+	s.goOn(time.Second)
+	if used := s.used("k"); used != 0 {
+		t.Errorf("%d are used after a reset", used)
+	}
+}
+
 // A view of a sliding window counts its part of the previous one, which a reset also clears.
 func TestResetOfASlidingWindow(t *testing.T) {
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100, Algorithm: ratelimit.SlidingWindow}

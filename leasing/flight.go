@@ -124,6 +124,9 @@ func (m *keyMessage) write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (a
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: m.rule.Limit, Holder: f.as(k), Seq: s.seq, Need: k.Needs()}
+	if !q.Young {
+		k.ReturnVain(q.Now, &m.rule.Limit)
+	}
 	c.Want, c.Unit = k.Wants(q.Now, c.Need, f.sizing(m.rule))
 	if f.leaving.Load() {
 		c.Want = c.Need
@@ -145,6 +148,9 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *hold.Answ
 	m.err = errNoAnswer
 	if !k.Awaits(&m.message) { // the window has turned: a late report states the rest
 		return
+	}
+	if errors.Is(b.err, errBreaker) {
+		k.Unsent(&m.message)
 	}
 	_, is := b.lane.read()
 	known := is.epoch.ID == a.Epoch.ID

@@ -72,7 +72,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 }
 
 // Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
-func (l *Local) Drop(context.Context, ratelimit.Instant, []byte) bool { return false }
+func (l *Local) Drop(context.Context, ratelimit.Instant, []byte) (bool, error) { return false, nil }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {

@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -95,20 +96,45 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 	return all.keys()
 }
 
-// Drop implements [ratelimit.Inspector]. It waits for the answer to what is reported now, until ctx is done.
-func (f *Fleet) Drop(ctx context.Context, now instant, key []byte) bool {
-	m, had := f.drop(now, key)
-	if m != nil {
+// Drop implements [ratelimit.Inspector]. It waits until the ledger has what this node reports of the key, and until
+// nothing earlier is under way, or until ctx is done.
+func (f *Fleet) Drop(ctx context.Context, _ instant, key []byte) (had bool, err error) {
+	for {
+		m, had, earlier := f.drop(f.clock(), key)
+		switch {
+		case !had:
+			return false, nil
+		case m == nil:
+			return true, errReset
+		}
 		select {
 		case <-m.done:
 		case <-ctx.Done():
+			return true, errReset
 		}
+		if !earlier && m.err == nil {
+			return true, nil
+		}
+		pause(ctx, dropAgain)
 	}
-	return had
 }
 
-// drop returns the message that gives the tokens back; nil: none can be sent now.
-func (f *Fleet) drop(now instant, key []byte) (m *keyMessage, had bool) {
+// dropAgain is the pause after an answer that did not count.
+const dropAgain = 10 * time.Millisecond
+
+// pause blocks for a time, or until ctx is done.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// drop returns the message that gives the tokens back; nil: none can be sent now. earlier: it was written before, and
+// another one must follow.
+func (f *Fleet) drop(now instant, key []byte) (m *keyMessage, had, earlier bool) {
 	had = f.visit(now, key, func(k entry) {
 		k.Recalled(now)
 		underWay := tokens(0)
@@ -117,8 +143,9 @@ func (f *Fleet) drop(now instant, key []byte) (m *keyMessage, had bool) {
 		}
 		k.Forgive(underWay)
 		m, _ = f.joinLocked(k)
+		earlier = m != nil && m.written
 	})
-	return m, had
+	return m, had, earlier
 }
 
 var errReset = errors.New("the store did not answer")
@@ -136,7 +163,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 			return errReset
 		}
 	}
-	_, _ = f.drop(now, a.Key)
+	f.drop(now, a.Key)
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit,
@@ -149,7 +176,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		err = f.refundAll(ctx, rule, was)
 	}
 	err = errors.Join(err, f.refundAll(ctx, rule, c))
-	_, _ = f.drop(now, a.Key)
+	f.drop(now, a.Key)
 	return err
 }
 

@@ -76,6 +76,9 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	there, is := f.lane(k).read()
 	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
+	if k.Full(now, &rule.Limit) {
+		k.Refilled()
+	}
 	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
 		// Ended windows are reported, and keys without requests are dropped.
 		return f.enterLocked(now, &there, k) && unused > rule.Limit.Period()

@@ -78,8 +78,8 @@ type Inspector interface {
 	Hottest(now Instant, n int) []HotKey
 	// Drop gives back what this node's lease has left, and drops the charges of
 	// refusals that it has not reported. The next request asks the ledger.
-	// It reports whether there was a lease.
-	Drop(ctx context.Context, now Instant, key []byte) bool
+	// It reports whether there was a lease. With an error, the ledger may not have what was reported before.
+	Drop(ctx context.Context, now Instant, key []byte) (had bool, err error)
 	// Reset has the ledger count from nothing again in this window (fill a
 	// bucket). What other nodes hold stays theirs. They Drop it before, so that
 	// they report no earlier refusals, and after it, so that they ask again.

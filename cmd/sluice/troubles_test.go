@@ -168,7 +168,7 @@ var troubles = map[string]trouble{
 // Each trouble has the right lead within a minute, in the console and in top, and no wrong one. There is none before
 // it, and after its cure.
 func TestTroubles(t *testing.T) {
-	busy := goflag.Lookup("test.run").Value.String() == "" // other tests run beside it
+	busy := goflag.Lookup("test.run").Value.String() == "" // other tests run, too
 	for i, name := range slices.Sorted(maps.Keys(troubles)) {
 		trouble := troubles[name]
 		if *exercise != "" { // paths, which the console shows, have the name of the test

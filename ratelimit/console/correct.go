@@ -91,7 +91,11 @@ func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 }
 
 func (c *console) drop(ctx context.Context, a *ratelimit.Ask) (string, error) {
-	if !c.Inspector.Drop(ctx, c.Clock(), a.Key) {
+	had, err := c.Inspector.Drop(ctx, c.Clock(), a.Key)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("the lease goes back when the store answers: %w", err)
+	case !had:
 		return "this node had no lease", nil
 	}
 	return "the unspent lease goes back; the next request claims from the store", nil

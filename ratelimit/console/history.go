@@ -55,6 +55,7 @@ type look struct {
 type counters struct {
 	passed, refused, failed, alone, full, beyond, byPolicy uint64
 	unlimited, bare                                        uint64 // requests without a rule, or without descriptors
+	other                                                  uint64 // of failed, except for those without descriptors
 	hits                                                   uint64 // cost of requests
 	ended, costless                                        uint64 // holds, see metrics.RuleState
 	trips, waited                                          uint64 // round trips, and their microseconds
@@ -82,8 +83,9 @@ type Rates struct {
 	Unlimited float64 `json:"unlimited"`
 	// Bare requests have no descriptors. They are among Unlimited and Failed.
 	Bare  float64 `json:"without_descriptors,omitempty"`
-	Trips float64 `json:"trips"`        // round trips to the store
-	Trip  float64 `json:"trip_seconds"` // mean time of one; 0: there was none
+	Other float64 `json:"other_errors,omitempty"` // of Failed, except for Bare
+	Trips float64 `json:"trips"`                  // round trips to the store
+	Trip  float64 `json:"trip_seconds"`           // mean time of one; 0: there was none
 	// Fastest is a time that each of them took at least, to a factor of two.
 	Fastest float64 `json:"fastest_trip_seconds"`
 	P99     float64 `json:"p99_seconds"`
@@ -152,7 +154,8 @@ func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	crowded := s.Fallbacks[ratelimit.FallbackReasons[ratelimit.FallbackTableFull]]
 	l := look{at: at, lost: s.Store.Recoveries, took: took, replies: s.Store.Replies, counters: counters{
-		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
+		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, other: s.OtherErrors + s.Shed,
+		alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
 		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests, bare: s.BareRequests,
 	}}
@@ -178,7 +181,7 @@ func (c counters) since(o *counters) counters {
 		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
 		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
 		unlimited: less(c.unlimited, o.unlimited), bare: less(c.bare, o.bare), hits: less(c.hits, o.hits),
-		ended: less(c.ended, o.ended), costless: less(c.costless, o.costless),
+		other: less(c.other, o.other), ended: less(c.ended, o.ended), costless: less(c.costless, o.costless),
 	}
 }
 
@@ -189,7 +192,8 @@ func (c counters) rates(seconds float64) Rates {
 		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
 		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
 		Unlimited: float64(c.unlimited) / seconds, Bare: float64(c.bare) / seconds,
-		Trip: float64(c.waited) / 1e6 / float64(max(1, c.trips)),
+		Other: float64(c.other) / seconds,
+		Trip:  float64(c.waited) / 1e6 / float64(max(1, c.trips)),
 	}
 }
 

@@ -107,12 +107,12 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 // failedCalls reports calls that get no decision, and requests that no rule limits.
 func failedCalls(s *State, recent *Rates, say sayer) {
 	calls := recent.Passed + recent.Refused + recent.Failed
-	if failed := recent.Failed - recent.Bare; failed > 0 {
+	if recent.Other > 0 {
 		detail := "Envoy admits or refuses such requests, by its failure_mode_deny."
 		if s.LastBadRequest != "" {
 			detail += " The last malformed request: " + s.LastBadRequest + "."
 		}
-		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(failed))
+		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(recent.Other))
 	}
 	if recent.Bare > calls/much {
 		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause == metrics.NoDescriptors })
@@ -123,8 +123,12 @@ func failedCalls(s *State, recent *Rates, say sayer) {
 	}
 	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/much {
 		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause != metrics.NoDescriptors })
+		first := "of rare causes"
+		if len(causes) > 0 {
+			first = causes[0]
+		}
 		say(Warn, "unlimited", "Requests by cause, since the start: "+few(causes)+".",
-			"No rule limits %s requests a second: %s", figure(unlimited), few(causes[:min(1, len(causes))]))
+			"No rule limits %s requests a second: %s", figure(unlimited), first)
 	}
 }
 
@@ -140,7 +144,7 @@ func storeNamed(s *metrics.StoreState) string {
 func steadiness(recent *Rates) string {
 	const part = 4 // of the mean, in a constant delay; the fastest is known to a factor of two
 	text := fmt.Sprintf("The fastest took at least %.1f ms", recent.Fastest*1e3)
-	if recent.Fastest*part > recent.Trip {
+	if recent.Fastest*part > recent.Trip && recent.Trips >= 1 {
 		text += ": a constant delay, as of a slow network"
 	}
 	return text

@@ -56,7 +56,7 @@ func costless(s *State, recent recentRules) (names []string) {
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		lately := recent[ruleID(r)]
-		if lately.costless < fewRequests || lately.costless*2 < lately.ended {
+		if lately.costless < fewRequests || lately.costless*2 <= lately.ended {
 			continue
 		}
 		then := "each charges its hold"

@@ -16,6 +16,8 @@ type State struct {
 	OK        uint64 `json:"ok"`
 	OverLimit uint64 `json:"over_limit"`
 	Errors    uint64 `json:"errors"`
+	// OtherErrors are the errors, except those for requests without descriptors.
+	OtherErrors uint64 `json:"-"`
 	// LastBadRequest is the reason of the latest error of a malformed request. It may quote that.
 	LastBadRequest string `json:"last_bad_request,omitempty"`
 	Shed           uint64 `json:"shed"`
@@ -150,7 +152,7 @@ func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
 		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors: s.ServiceErrors.Load(), Panics: s.Panics.Load(),
+		Errors: s.ServiceErrors.Load(), OtherErrors: s.OtherErrors.Load(), Panics: s.Panics.Load(),
 		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
 		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
 		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),

@@ -159,7 +159,7 @@ func (l *Limiter) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit
 }
 
 // Drop implements [ratelimit.Inspector].
-func (l *Limiter) Drop(ctx context.Context, now ratelimit.Instant, key []byte) bool {
+func (l *Limiter) Drop(ctx context.Context, now ratelimit.Instant, key []byte) (had bool, err error) {
 	return l.base.Drop(ctx, now, key)
 }
 

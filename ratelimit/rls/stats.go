@@ -21,6 +21,7 @@ type Stats struct {
 	BadRequests   atomic.Uint64
 	LastBad       atomic.Pointer[string] // reason of the latest one, in a line, but not that it has no descriptors
 	ServiceErrors atomic.Uint64          // bad requests, no config, and requests given up for others
+	OtherErrors   atomic.Uint64          // of them, without those for requests without descriptors
 	Panics        atomic.Uint64
 	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
@@ -31,9 +32,13 @@ func (s *Stats) count(err error) {
 		return
 	}
 	s.ServiceErrors.Add(1)
+	bare := errors.Is(err, errNoDescriptors)
+	if !bare {
+		s.OtherErrors.Add(1)
+	}
 	if client, ok := errors.AsType[*badRequest](err); ok {
 		s.BadRequests.Add(1)
-		if !errors.Is(err, errNoDescriptors) { // which are counted by domain
+		if !bare {
 			s.LastBad.Store(&client.message)
 		}
 	}

@@ -37,6 +37,13 @@ func (p *Part) stateLease(c *account.Claim, q *Asking) {
 // beyondLease is the charge or the refund that a claim states, without the lease.
 func (p *Part) beyondLease() tokens { return min(p.Spent, 0) + p.Drift() }
 
+// Unsent has the next message state the refund of a message that never left.
+func (p *Part) Unsent(m *Message) {
+	if p.bucket {
+		p.Spent += min(0, m.Claim.Spent)
+	}
+}
+
 // endLease drops the tokens in hand: the bucket fills in their place.
 func (p *Part) endLease() {
 	p.Window = 0

@@ -89,6 +89,7 @@ func (d *drinkers) claim(n *drinker) {
 	need, stays := tokens(d.IntN(4)), d.IntN(3) > 0
 	n.Waits(need)
 	spent := n.Spent
+	n.ReturnVain(d.now, &d.limit)
 	n.Wants(d.now, need, Sizing{Rule: &ratelimit.Rule{Limit: d.limit}, Nodes: 1})
 	returned := float64(spent - n.Spent) // of requests that left
 	written := d.now
@@ -213,6 +214,7 @@ func TestReturnOfAnEarlierGrant(t *testing.T) {
 		var m Message
 		seq++
 		spent := k.Spent
+		k.ReturnVain(now, &limit)
 		k.Wants(now, need, Sizing{Rule: &ratelimit.Rule{Limit: limit}, Nodes: 1})
 		returned += spent - k.Spent
 		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}

@@ -83,7 +83,6 @@ type Sizing struct {
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want, unit tokens) {
 	unit = max(1, min(need, e.largest))
 	e.measure(now, need)
-	e.returnVain(now, &s.Rule.Limit)
 	if !s.Ahead() {
 		e.GiveBack(need)
 	}

@@ -75,6 +75,9 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 // Kept reports whether the use must be kept: it has the reasons for usage, or requests wait, or have left.
 func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 || u.Returns() }
 
+// Refilled drops what the next message was to return: all of the bucket has refilled.
+func (u *Use) Refilled() { u.vain = 0 }
+
 // Returns reports whether the next message returns tokens of requests that left.
 func (u *Use) Returns() bool { return u.vain > 0 }
 
@@ -264,9 +267,9 @@ func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	if !counts {
 		return false
 	}
-	earlier := e.Deadline
+	earlier, held := e.Deadline, e.Granted > 0 || e.vain > 0
 	e.Granted += e.leased(m, g, a)
-	if e.Granted > m.Claim.Need || e.vain > 0 { // some of it is of an earlier claim
+	if held { // some of it is of an earlier claim
 		e.Deadline = min(e.Deadline, earlier)
 	}
 	e.Waits(e.Waiting)
@@ -292,8 +295,9 @@ func (e Entry) Waits(n tokens) {
 	}
 }
 
-// returnVain refunds what was granted in vain, less what the bucket may have refilled in its place until this message.
-func (e Entry) returnVain(now instant, l *ratelimit.Limit) {
+// ReturnVain refunds what was granted in vain, less what the bucket may have refilled in its place until the message that
+// is written next. That must state it: in a young epoch, messages do not.
+func (e Entry) ReturnVain(now instant, l *ratelimit.Limit) {
 	if e.vain == 0 {
 		return
 	}
@@ -338,6 +342,7 @@ func (e Entry) Forgive(underWay tokens) {
 	e.refusals = refusals{}
 	forgiven := max(0, e.Charged-underWay)
 	e.Spent -= forgiven
+	e.fresh = max(0, e.fresh-forgiven)
 	e.Charged -= forgiven
 }
 

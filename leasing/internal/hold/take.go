@@ -113,8 +113,10 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 }
 
 func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
-	// Tokens that were granted for a request are its own, whatever others have been refused since.
-	if reply.Granted && (e.spendDue(now, a, v) || e.spendInHand(now, a, v)) || e.Spend(now, a, v) {
+	// Tokens that were granted for a request are its own, whatever others have been refused since. If that request has
+	// left, they are those of others that wait.
+	granted := reply.Granted || e.Sum <= a.Rule.Limit.Capacity()
+	if granted && e.spendDue(now, a, v) || reply.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
