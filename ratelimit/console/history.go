@@ -156,7 +156,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l := look{at: at, lost: s.Store.Recoveries, took: took, replies: s.Store.Replies, counters: counters{
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, other: s.OtherErrors + s.Shed,
 		alone: sum(s.Fallbacks) - crowded,
-		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
+		full:  crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
 		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests, bare: s.BareRequests,
 	}}
 	l.rules = make([]ruleLook, 0, len(s.Rules))

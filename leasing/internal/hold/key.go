@@ -295,8 +295,8 @@ func (e Entry) Waits(n tokens) {
 	}
 }
 
-// ReturnVain refunds what was granted in vain, less what the bucket may have refilled in its place until the message that
-// is written next. That must state it: in a young epoch, messages do not.
+// ReturnVain refunds what was granted in vain, less what the bucket may have refilled in its place until the message
+// that is written next. That must state it: in a young epoch, messages do not.
 func (e Entry) ReturnVain(now instant, l *ratelimit.Limit) {
 	if e.vain == 0 {
 		return
