@@ -59,8 +59,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "what is carried is credited at the next report", File: books,
-		Right: "h.spent, h.before = ends, 0, 0, carry",
-		Wrong: "h.spent, h.before = ends, 0, 0, 0",
+		Right: "h.before = carry\n",
+		Wrong: "h.before = 0 * carry\n",
 	},
 }
 

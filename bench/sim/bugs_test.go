@@ -65,8 +65,8 @@ var planted = []struct {
 	}},
 	{28, plant.Bug{
 		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
-		Right: "p.fresh = 0\n\tc.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent",
-		Wrong: "p.fresh = 0\n\tc.Window, c.Taken, c.Spent = p.Window, p.Taken, min(p.Taken, p.Spent)",
+		Right: "p.fresh = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = p.Spent",
+		Wrong: "p.fresh = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = min(p.Taken, p.Spent)",
 	}},
 	{632, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
