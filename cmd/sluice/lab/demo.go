@@ -57,12 +57,9 @@ func (c *Demo) Run(s cli.Streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if c.For > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.For)
-		defer cancel()
-	}
 	if c.HTTP != "" {
+		ctx, cancel := c.lasts(ctx)
+		defer cancel()
 		fmt.Fprintf(s.Out, "%v requests a second to %s\n", c.Rate, c.HTTP)
 		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)}, nil)
 	}
@@ -103,6 +100,26 @@ func (c *Demo) Run(s cli.Streams) error {
 	return c.show(ctx, s, nodes, store, front)
 }
 
+// lasts ends a demo after its length.
+func (c *Demo) lasts(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.For == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, c.For)
+}
+
+// untilReady waits until the nodes answer.
+func untilReady(ctx context.Context, clients []rls.RateLimitServiceClient) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for _, client := range clients {
+		if _, err := client.ShouldRateLimit(ctx, requestFor("ready", ""), grpc.WaitForReady(true)); err != nil {
+			return fmt.Errorf("a node does not answer: %w", err)
+		}
+	}
+	return nil
+}
+
 // front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
 func (c *Demo) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
@@ -141,6 +158,11 @@ func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process
 		clients = append(clients, rls.NewRateLimitServiceClient(conn))
 		askers = append(askers, grpcAsker(clients[i]))
 	}
+	if err := untilReady(ctx, clients); err != nil {
+		return err
+	}
+	ctx, cancel := c.lasts(ctx)
+	defer cancel()
 	llm := llmAsker(clients)
 	name := "sluice"
 	if strings.Contains(os.Args[0], "go-build") {
@@ -175,11 +197,15 @@ func demoRedis(dir string) (*process.Process, error) {
 // asker sends one request and reports whether it passed.
 type asker func(ctx context.Context, key, value string) (bool, error)
 
+func requestFor(key, value string) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+	}}
+}
+
 func grpcAsker(client rls.RateLimitServiceClient) asker {
 	return func(ctx context.Context, key, value string) (bool, error) {
-		r, err := client.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
-			{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
-		}})
+		r, err := client.ShouldRateLimit(ctx, requestFor(key, value))
 		return r.GetOverallCode() == rls.RateLimitResponse_OK, err
 	}
 }
