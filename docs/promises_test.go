@@ -15,7 +15,7 @@ var promise = regexp.MustCompile(`(?i)\b(never|always|at most|no more than|at th
 // shown is what shows it: a test, or a command. So does a link to a page or a
 // section that has one of these.
 var (
-	shown = regexp.MustCompile("(?:`|held by )(?:Test|Benchmark|Fuzz)[A-Z]|go (?:test|run) |(?m:`|^    )make [a-z]|sluicelab (?:bench|sim)\\b|sluice (?:check|what-if)\\b|sluice serve --help")
+	shown = regexp.MustCompile("(?:`|held by )(?:Test|Benchmark|Fuzz)[A-Z]|go (?:test|run) |(?m:`|^    )make [a-z]|sluicelab (?:bench|sim|what-if)\\b|sluice check\\b|sluice serve --help")
 	leads = regexp.MustCompile(`\]\(([^)#]*)#?([^)]*)\)`)
 )
 

@@ -77,14 +77,16 @@ func (c *composed) run(service, program string, env []string, more ...string) {
 	})
 }
 
-// built is the program of a service's image: its build has the tags that the file gives the Dockerfile, or the Dockerfile's.
+// built is the program of a service's image: the entry point of the Dockerfile's stage that the file names, or its last.
 func (c *composed) built(service string) string {
-	tags := regexp.MustCompile(`(?m)^ARG TAGS=(.*)$`).FindStringSubmatch(shipped(c.T, "docker/Dockerfile"))[1]
-	if t, ok := at[any](c.services, service, "build", "args", "TAGS").(string); ok {
-		tags = t
+	stages := regexp.MustCompile(`(?m)^FROM .*`).Split(shipped(c.T, "docker/Dockerfile"), -1)
+	stage := stages[len(stages)-1]
+	if t, ok := at[any](c.services, service, "build", "target").(string); ok {
+		_, stage, _ = strings.Cut(shipped(c.T, "docker/Dockerfile"), " AS "+t+"\n")
 	}
-	file := filepath.Join(c.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-tags", tags, "-o", file, "../../cmd/sluice").CombinedOutput(); err != nil {
+	name := regexp.MustCompile(`ENTRYPOINT \["/bin/(.*)"\]`).FindStringSubmatch(stage)[1]
+	file := filepath.Join(c.TempDir(), name)
+	if out, err := exec.Command("go", "build", "-o", file, "../../cmd/"+name).CombinedOutput(); err != nil {
 		c.Fatalf("building %s: %v\n%s", service, err, out)
 	}
 	return file

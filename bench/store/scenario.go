@@ -40,7 +40,7 @@ func (a *Accuracy) options() *Options {
 		Setup: a.Setup, Nodes: []int{a.Nodes}, Rate: a.Rate, Length: a.Length, Rows: a.Scenario, Seed: a.Seed,
 		of: suite{
 			title: "Accuracy: what was admitted against what was allowed", flag: "--scenario", rows: scenarios, modes: scenarioModes,
-			lead: "Which mode fits your traffic is what `sluice what-if` says; here is what each did under the same loads and faults.",
+			lead: "Which mode fits your traffic is what `sluicelab what-if` says; here is what each did under the same loads and faults.",
 		},
 	}
 	if len(o.Rows) == 0 {

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,7 +51,7 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"sluice ch": "check", "sluice check --str": "--strict", "sluice wha": "what-if", "sluice what-if --ra": "--rate",
+		"sluice ch": "check", "sluice check --str": "--strict", "sluice expl": "explain", "sluice explain --deb": "--debug",
 		"sluice completion z": "zsh", "sluice admin re": "reset", "sluice --vers": "--version",
 	} {
 		words := strings.Fields(line)
@@ -62,5 +63,22 @@ func TestCompletion(t *testing.T) {
 	}
 	if code, _, errs := runLine("completion", "tcsh"); code != 2 || !strings.Contains(errs, "bash") {
 		t.Errorf("of a shell that is not known: %d %s", code, errs)
+	}
+}
+
+// The first help fits a terminal of 80 by 24.
+func TestHelpFitsAScreen(t *testing.T) {
+	code, out, errs := runLine("--help")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if code != 0 || len(lines) > 23 || len(slices.MaxFunc(lines, func(a, b string) int { return len(a) - len(b) })) > 80 {
+		t.Errorf("%d %s: %d lines\n%s", code, errs, len(lines), out)
+	}
+}
+
+func TestCalledAsRatelimit(t *testing.T) {
+	for line, want := range map[string]string{"/bin/ratelimit": "serve", "/sluice check x": "check x"} {
+		if got := strings.Join(arguments(strings.Fields(line)), " "); got != want {
+			t.Errorf("%s: %s", line, got)
+		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // The server has just the modules of docs/dependencies.md, in those versions, and nothing of what measures.
 func TestDependencies(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-tags", "server", "-f", "{{with .Module}}| {{.Path}} | {{.Version}} |{{end}}", ".").Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}| {{.Path}} | {{.Version}} |{{end}}", ".").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestDependencies(t *testing.T) {
 
 // A machine without a database of time zones has that of the binary.
 func TestZonesAreInTheBinary(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-tags", "server", ".").Output()
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil || !slices.Contains(strings.Fields(string(out)), "time/tzdata") {
 		t.Errorf("the server does not have package time/tzdata (%v)", err)
 	}

@@ -2,10 +2,7 @@
 //
 // It is one binary with a few commands: serve answers Envoy, check validates
 // rules and declares their worst case. See --help of each. Command sluicelab
-// measures and simulates.
-//
-// The build tag server leaves out demo and what-if, with the load generator,
-// the simulator and the plotting that only those need: so the image is built.
+// shows a fleet at work, measures and simulates.
 package main
 
 import (
@@ -27,15 +24,14 @@ import (
 
 // commands are the command line.
 type commands struct {
-	Serve      serveCmd          `cmd:"" help:"Answer Envoy's rate limit requests."`
-	Settings   settingsCmd       `cmd:"" help:"Print the settings in force, and the source of each value."`
-	Check      check.Command     `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
-	Explain    debugport.Explain `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
-	Top        debugport.Top     `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
-	Admin      debugport.Admin   `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
-	Limit      debugport.Limit   `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
-	Audit      record.Command    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
-	laboratory `embed:""`
+	Serve      serveCmd           `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Settings   settingsCmd        `cmd:"" help:"Print the settings in force, and the source of each value."`
+	Check      check.Command      `cmd:"" help:"Validate rules, and print the worst case of each."`
+	Explain    debugport.Explain  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
+	Top        debugport.Top      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
+	Admin      debugport.Admin    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Limit      debugport.Limit    `cmd:"" help:"Override limits of keys at run time, with their ADMIN_TOKEN."`
+	Audit      record.Command     `cmd:"" help:"Check by the record of audited rules that limits held."`
 	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
 	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`
 	Words      completionWordsCmd `cmd:"" name:"completion-words" hidden:"" help:"Print the words that may follow those of a command line."`

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	goflag "flag"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -116,7 +119,12 @@ func (f *fleet) quietLoad(ctx context.Context) {
 
 // demo runs the demo, and returns the debug ports of its nodes.
 func (f *fleet) demo(ctx context.Context) (nodes []string) {
-	cmd := command(nil, "demo", "--for="+quiet.String(), "--rate=100", "--nodes=2", "--no-envoy")
+	lab := filepath.Join(f.TempDir(), "sluicelab")
+	if out, err := exec.Command("go", "build", "-o", lab, "../sluicelab").CombinedOutput(); err != nil {
+		f.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(ctx, lab, "demo", "--for="+quiet.String(), "--rate=100", "--nodes=2", "--no-envoy")
+	cmd.Env = append(os.Environ(), "SLUICE_BINARY="+os.Args[0], "SLUICE_RUN_MAIN=1")
 	var out lines
 	cmd.Stdout = &out
 	if err := cmd.Start(); err != nil {

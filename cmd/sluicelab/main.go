@@ -1,6 +1,7 @@
-// Command sluicelab is Sluice's laboratory: bench measures real processes, sim plays fleets in virtual time.
+// Command sluicelab is Sluice's laboratory: demo shows a fleet at work, what-if compares the modes, bench measures real
+// processes, sim plays fleets in virtual time.
 //
-// It is not part of the product. It runs the sluice that --sluice names, the one in its own directory, one on the
+// It is not part of the product. Its nodes are the sluice that --sluice names, the one in its own directory, one on the
 // PATH, or one that it builds from this module.
 package main
 
@@ -18,8 +19,10 @@ import (
 
 // commands are the command line.
 type commands struct {
-	Bench benchCmd `cmd:"" help:"Measure real processes."`
-	Sim   simCmd   `cmd:"" help:"Simulate fleets in virtual time."`
+	Demo   demoCmd   `cmd:"" help:"Run a fleet under load on this machine."`
+	WhatIf whatIfCmd `cmd:"" name:"what-if" help:"Compare the modes for a limit and a demand, simulated, and recommend one."`
+	Bench  benchCmd  `cmd:"" help:"Measure real processes."`
+	Sim    simCmd    `cmd:"" help:"Simulate fleets in virtual time."`
 }
 
 type simCmd struct {
@@ -34,9 +37,9 @@ func run(args []string, s cli.Streams) int {
 	return cli.Run("sluicelab", new(commands), args, s, kong.Description("Measures and simulates Sluice."))
 }
 
-// measured is the sluice that a command measures.
+// measured is the sluice that a command runs.
 type measured struct {
-	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"Binary of sluice to measure. Default: the directory of sluicelab, the PATH, or a build of this module."`
+	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"Binary of sluice. Default: the directory of sluicelab, the PATH, or a build of this module."`
 }
 
 // find returns the program's path; done removes what was built. It blocks while it builds.
@@ -65,7 +68,7 @@ func (m *measured) find() (path string, done func(), err error) {
 	path = filepath.Join(dir, "sluice")
 	build := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/sluice-gate/sluice/cmd/sluice")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", nil, errors.Join(fmt.Errorf("there is no sluice to measure: name one by --sluice, or build it "+
+		return "", nil, errors.Join(fmt.Errorf("there is no sluice: name one by --sluice, or build it "+
 			"(go build -o . ./cmd/...): %w: %s", err, out), os.RemoveAll(dir))
 	}
 	return path, func() { _ = os.RemoveAll(dir) }, nil

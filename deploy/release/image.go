@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 )
 
 // certificates are what the image trusts, as the Dockerfile's does: those of the
@@ -49,23 +47,14 @@ type object = map[string]any
 
 // image writes the image of the Dockerfile, without Docker: an OCI layout in a tar, which `docker load`,
 // `podman load` and `skopeo copy oci-archive:` read.
-func (r *release) image(ctx context.Context, work string) error {
+func (r *release) image(work string) error {
 	var l layout
 	var manifests []descriptor
 	for _, p := range r.platforms {
 		if p.os != "linux" {
 			continue
 		}
-		binary := filepath.Join(work, "image-"+p.arch, "sluice")
-		if err := r.build(ctx, p, binary, "server"); err != nil {
-			return err
-		}
-		if len(manifests) == 0 {
-			if err := r.bill(r.name("_image.cdx.json"), binary); err != nil {
-				return err
-			}
-		}
-		m, err := r.manifest(&l, p, binary)
+		m, err := r.manifest(&l, p, binaryOf(work, p))
 		if err != nil {
 			return fmt.Errorf("the image for %v: %w", p, err)
 		}

@@ -4,8 +4,7 @@
 //
 //	sluice_VERSION_OS_ARCH.tar.gz   the command, for each platform
 //	sluice_VERSION_image.tar        an OCI image of the server for linux/amd64 and linux/arm64
-//	sluice_VERSION.cdx.json         what is in the command (CycloneDX)
-//	sluice_VERSION_image.cdx.json   what is in the image's binary
+//	sluice_VERSION.cdx.json         what is in the binary (CycloneDX)
 //	SHA256SUMS
 package main
 
@@ -84,7 +83,7 @@ func (r *release) run(ctx context.Context) error {
 	if err := r.commands(ctx, work); err != nil {
 		return err
 	}
-	if err := r.image(ctx, work); err != nil {
+	if err := r.image(work); err != nil {
 		return err
 	}
 	return r.sums()
@@ -134,12 +133,9 @@ func (r *release) git(ctx context.Context, args ...string) (string, error) {
 }
 
 // build makes a static binary with its version.
-func (r *release) build(ctx context.Context, p platform, out string, tags ...string) error {
-	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X main.released=" + r.version, "-o", out}
-	if len(tags) > 0 {
-		args = append(args, "-tags", strings.Join(tags, ","))
-	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/sluice")...)
+func (r *release) build(ctx context.Context, p platform, out string) error {
+	flags := "-s -w -X main.released=" + r.version
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", out, "./cmd/sluice")
 	cmd.Dir = r.top
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.os, "GOARCH="+p.arch)
 	if text, err := cmd.CombinedOutput(); err != nil {
@@ -151,20 +147,25 @@ func (r *release) build(ctx context.Context, p platform, out string, tags ...str
 // name is that of a file of this release.
 func (r *release) name(rest string) string { return "sluice_" + r.version + rest }
 
+// binaryOf is the path of a platform's binary.
+func binaryOf(work string, p platform) string {
+	name := "sluice"
+	if p.os == "windows" {
+		name += ".exe"
+	}
+	return filepath.Join(work, p.os+"-"+p.arch, name)
+}
+
 // commands writes an archive for each platform, and what is in the first.
 func (r *release) commands(ctx context.Context, work string) error {
 	for i, p := range r.platforms {
-		binary := "sluice"
-		if p.os == "windows" {
-			binary += ".exe"
-		}
-		path := filepath.Join(work, p.os+"-"+p.arch, binary)
+		path := binaryOf(work, p)
 		if err := r.build(ctx, p, path); err != nil {
 			return err
 		}
 		name := r.name("_" + p.os + "_" + p.arch + ".tar.gz")
 		err := r.archive(name, []entry{
-			{name: binary, from: path, mode: 0o755},
+			{name: filepath.Base(path), from: path, mode: 0o755},
 			{name: "LICENSE", from: filepath.Join(r.top, "LICENSE"), mode: 0o644},
 			{name: "README.md", from: filepath.Join(r.top, "README.md"), mode: 0o644},
 		})

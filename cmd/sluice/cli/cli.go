@@ -85,7 +85,7 @@ func Wrong(err error) error {
 // NewParser reads command lines as [Run] does, and runs none.
 func NewParser(name string, grammar any, s Streams, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(grammar, append(options, kong.Name(name), kong.Writers(s.Out, s.Err), kong.Bind(s),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))...)
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true, NoExpandSubcommands: true}))...)
 }
 
 // Counted is a number of things: 1 rule, 2 rules.

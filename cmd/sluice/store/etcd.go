@@ -1,5 +1,3 @@
-//go:build !noetcd
-
 package store
 
 import (
@@ -11,8 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/etcd"
 )
 
-// etcdScheme is left out of builds with the tag noetcd.
-var etcdScheme = []scheme{{names: []string{"etcd"}, open: openEtcd, promise: Promise{
+var etcdScheme = scheme{names: []string{"etcd"}, open: openEtcd, promise: Promise{
 	Kind: "etcd", Keeps: true,
 	Loss: "0 while a majority of members keeps its disks, and none runs with --unsafe-no-fsync. " +
 		"For a snapshot that you restore, the cost is that of Redis: --store redis.",
@@ -20,7 +17,7 @@ var etcdScheme = []scheme{{names: []string{"etcd"}, open: openEtcd, promise: Pro
 	Trips:    2,
 	Claim: "etcd reads from a majority, and writes one transaction for each 63 accounts to the disks of a majority: " +
 		"one record for each account and lease.",
-}}}
+}}
 
 func openEtcd(o *Options) (Store, error) {
 	s, err := etcd.Open(o.URL, o.Redis.KeyPrefix)

@@ -1,5 +1,3 @@
-//go:build !nopostgres
-
 package store
 
 import (
@@ -13,8 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// postgresScheme is left out of builds with the tag nopostgres.
-var postgresScheme = []scheme{{names: []string{"postgres", "postgresql"}, open: openPostgres, promise: Promise{
+var postgresScheme = scheme{names: []string{"postgres", "postgresql"}, open: openPostgres, promise: Promise{
 	Kind: "PostgreSQL", Keeps: true,
 	Loss: "0 with synchronous_commit=on and fsync=on, the defaults. A failover loses 0 with a synchronous standby. " +
 		"With less, and for an older copy that you restore, the cost is that of Redis: --store redis.",
@@ -22,7 +19,7 @@ var postgresScheme = []scheme{{names: []string{"postgres", "postgresql"}, open: 
 	Young:    ratelimit.YoungFor, Trips: 2,
 	Claim: "PostgreSQL commits one transaction, which waits for the disk and a synchronous standby. It writes one row " +
 		"for each account and lease.",
-}}}
+}}
 
 func openPostgres(o *Options) (Store, error) {
 	s, err := postgres.Open(o.URL, o.Redis.KeyPrefix)

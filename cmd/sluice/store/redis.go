@@ -28,14 +28,14 @@ type inRedis struct {
 	ledger *account.Redis
 }
 
-var redisScheme = []scheme{{names: []string{"redis", "rediss"}, open: openRedis, promise: Promise{
+var redisScheme = scheme{names: []string{"redis", "rediss"}, open: openRedis, promise: Promise{
 	Kind: "Redis",
 	Loss: "A crash loses the writes that Redis has not saved. A failover loses those that the replica has not received. " +
 		"The column DATA LOST has the cost.",
 	Failover: "Sentinel or the Cluster decides how long writes fail (down-after-milliseconds, cluster-node-timeout).",
 	Young:    ratelimit.YoungFor, Trips: 1,
 	Claim: "Redis runs a script for each claim, without a wait for the disk.",
-}}}
+}}
 
 func openRedis(o *Options) (Store, error) {
 	f := &o.Redis

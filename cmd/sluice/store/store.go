@@ -98,8 +98,8 @@ type scheme struct {
 	open    func(*Options) (Store, error)
 }
 
-// schemes are all kinds of stores. A build may leave some out by tags.
-var schemes = slices.Concat(redisScheme, postgresScheme, etcdScheme)
+// schemes are all kinds of stores.
+var schemes = [...]scheme{redisScheme, postgresScheme, etcdScheme}
 
 // find returns nil if there is no such scheme, and the names of all.
 func find(name string) (found *scheme, known string) {

@@ -1,4 +1,4 @@
-package lab
+package main
 
 import (
 	"context"
@@ -32,8 +32,10 @@ import (
 //go:embed demo.yaml
 var demoRules string
 
-// Demo is the command that shows a fleet at work.
-type Demo struct {
+// demoCmd is the command that shows a fleet at work.
+type demoCmd struct {
+	measured `embed:""`
+
 	Nodes int           `default:"3" help:"Number of nodes, 1 to 10."`
 	Rate  float64       `default:"1500" help:"Requests a second of all clients."`
 	For   time.Duration `help:"Length (0: until interrupted)."`
@@ -42,16 +44,16 @@ type Demo struct {
 	HTTP  string        `name:"http" placeholder:"URL" help:"Start no nodes, and send HTTP requests to an Envoy."`
 }
 
-// Help is what `sluice demo --help` says below its summary.
-func (*Demo) Help() string {
+// Help is what `sluicelab demo --help` says below its summary.
+func (*demoCmd) Help() string {
 	return `Examples:
 
-  sluice demo
-  sluice demo --nodes 5 --rate 3000 --for 1m`
+  sluicelab demo
+  sluicelab demo --nodes 5 --rate 3000 --for 1m`
 }
 
 // Run starts what there must be, prints where to look, and keeps the demand up.
-func (c *Demo) Run(s cli.Streams) error {
+func (c *demoCmd) Run(s cli.Streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate >= 0.001) || c.Rate > 1e5 {
 		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and 0.001 to 100000 requests a second", c.Nodes, c.Rate)
 	}
@@ -78,10 +80,11 @@ func (c *Demo) Run(s cli.Streams) error {
 		store = redis.Address
 	}
 	rules := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
-	binary, err := os.Executable()
+	binary, done, err := c.find()
 	if err != nil {
 		return err
 	}
+	defer done()
 	// In a Redis of others, it takes no seats and accounts of theirs.
 	fleet, err := process.StartFleet(binary, rules, c.Nodes, "--redis-url", store, "--cache-key-prefix", "demo:", "--redis-startup-max-elapsed-time", "3s", "--drain-time", "0s",
 		"--hold-keys", "only-for-the-demo")
@@ -101,7 +104,7 @@ func (c *Demo) Run(s cli.Streams) error {
 }
 
 // lasts ends a demo after its length.
-func (c *Demo) lasts(ctx context.Context) (context.Context, context.CancelFunc) {
+func (c *demoCmd) lasts(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.For == 0 {
 		return context.WithCancel(ctx)
 	}
@@ -121,7 +124,7 @@ func untilReady(ctx context.Context, clients []rls.RateLimitServiceClient) error
 }
 
 // front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
-func (c *Demo) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
+func (c *demoCmd) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
 		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves
 	}
@@ -139,7 +142,7 @@ func (c *Demo) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
 	return realenvoy.Start(binary, &config)
 }
 
-func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
+func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
 	var debug []string
 	var askers []asker
 	var clients []rls.RateLimitServiceClient
@@ -165,7 +168,7 @@ func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process
 	defer cancel()
 	llm := llmAsker(clients)
 	name := "sluice"
-	if strings.Contains(os.Args[0], "go-build") {
+	if strings.Contains(os.Args[0], "go-build") { // by go run, in a checkout
 		name = "go run ./cmd/sluice"
 	}
 	fmt.Fprintf(s.Out, "\nIn another terminal, see all nodes, and why a key is refused:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
@@ -233,7 +236,7 @@ const (
 )
 
 // demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
-func (c *Demo) demand(
+func (c *demoCmd) demand(
 	ctx context.Context, s cli.Streams, askers []asker, llm func(ctx context.Context, team string) (bool, error),
 ) error {
 	var sent, passed, failed atomic.Int64

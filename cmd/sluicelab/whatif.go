@@ -1,4 +1,4 @@
-package lab
+package main
 
 import (
 	"cmp"
@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// WhatIf is the command that compares the modes in a simulation.
-type WhatIf struct {
+// whatIfCmd is the command that compares the modes in a simulation.
+type whatIfCmd struct {
 	Limit     string `arg:"" help:"Limit of each key, such as 6000/minute."`
 	Algorithm string `default:"fixed_window" enum:"fixed_window,sliding_window,token_bucket" help:"Algorithm: fixed_window, sliding_window or token_bucket."`
 	Burst     int64  `default:"0" help:"Burst of a token_bucket (0: the limit)."`
@@ -51,15 +51,15 @@ type WhatIf struct {
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
-// Help is what `sluice what-if --help` says below its summary.
-func (*WhatIf) Help() string {
+// Help is what `sluicelab what-if --help` says below its summary.
+func (*whatIfCmd) Help() string {
 	return `Examples:
 
-  sluice what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
+  sluicelab what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
 }
 
 // Run prints what each mode would do, and which to choose.
-func (c *WhatIf) Run(s cli.Streams) error {
+func (c *whatIfCmd) Run(s cli.Streams) error {
 	q, err := c.question()
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (c *WhatIf) Run(s cli.Streams) error {
 	return err
 }
 
-func (c *WhatIf) question() (sim.Question, error) {
+func (c *whatIfCmd) question() (sim.Question, error) {
 	q := sim.Question{
 		Nodes: c.Nodes, Seed: c.Seed, MaxWait: c.MaxWait,
 		Net:  sim.Net{Trip: sim.Delay{Least: c.Trip, Tail: c.Tail}, Hop: sim.Delay{Least: c.Hop}, Loss: c.Loss, Skew: 20e-6},

@@ -1,5 +1,0 @@
-//go:build noetcd
-
-package store
-
-var etcdScheme []scheme

@@ -1,5 +1,0 @@
-//go:build nopostgres
-
-package store
-
-var postgresScheme []scheme
