@@ -8,7 +8,7 @@
 // not spend in windows that began in the old tenancy.
 //
 // The exception is a loss of the ledger's own data. Then at most one share more is spent for each tenant that
-// is cut off from the ledger while it learns the seats, within one TTL. A new seat is on trial first
+// is cut off from the ledger while it learns the seats, within one TTL. A new seat is on probation first
 // ([Keeper.Epoch]), because a node may not have noticed the loss.
 //
 // It does not promise that a node has a share. A node without a seat, or with one that does not count for a
@@ -18,5 +18,5 @@
 //   - [Keeper] takes a seat, renews it and gives it up. It is the leasing limiter's Drift.
 //
 // The rules, with their reasons, are in docs/protocol.md, section 12. Package leasing spends and confirms
-// shares (leasing/internal/hold, drift.go), because that is one protocol with leases.
+// shares (leasing/internal/lease, drift.go), because that is one protocol with leases.
 package approx

@@ -39,17 +39,17 @@ type Keeper struct {
 // held is a tenancy and until when it may be used.
 type held struct {
 	Tenancy
-	until  ratelimit.Instant
-	asked  ratelimit.Instant // when it was applied for
-	wanted Plan              // no seats: no rule needs one
-	agreed []agreement       // Invariant: in the order of since
-	trial  trial
+	until      ratelimit.Instant
+	asked      ratelimit.Instant // when it was applied for
+	wanted     Plan              // no seats: no rule needs one
+	agreements []agreement       // Invariant: in the order of since
+	probation  probation
 }
 
-// trial is the first time of a tenancy, in which the tenant spends nothing from it. A ledger that lost its
+// probation is the first time of a tenancy, in which the tenant spends nothing from it. A ledger that lost its
 // data has no tenants, and gives away taken seats. The applicant may not have noticed the loss. Only an
-// unchanged epoch that was read after the seat was given proves that there was none. The zero trial is over.
-type trial struct {
+// unchanged epoch that was read after the seat was given proves that there was none. The zero probation is over.
+type probation struct {
 	epoch uint64            // EpochKnown.ID, when it applied
 	given ratelimit.Instant // when the answer came
 	on    bool
@@ -69,10 +69,10 @@ func (k *Keeper) Share(
 	now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) ratelimit.Tokens {
 	t := k.now.Load()
-	if t.Seat < 0 || t.trial.on || now >= t.until || begins < t.Taint {
+	if t.Seat < 0 || t.probation.on || now >= t.until || begins < t.NotBefore {
 		return 0
 	}
-	share, seats := shareUnder(t.agreed, now, rule, begins)
+	share, seats := shareUnder(t.agreements, now, rule, begins)
 	if t.Seat >= seats {
 		return 0
 	}
@@ -130,7 +130,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	a := Application{
 		Holder: k.holder, Seats: wanted.Seats, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
 	}
-	if t.trial.on && known.ID != t.trial.epoch {
+	if t.probation.on && known.ID != t.probation.epoch {
 		a.Leave = true // it may be another's: the next tenant does not spend in its windows
 		return a, true
 	}
@@ -151,12 +151,12 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	return a, true
 }
 
-// judge ends the trial of a tenancy that has proven itself.
+// judge ends the probation of a tenancy that has proven itself.
 func (k *Keeper) judge(known ratelimit.EpochKnown) *held {
 	t := k.now.Load()
-	if t.trial.on && known.ID == t.trial.epoch && !known.Young && known.Asked >= t.trial.given {
+	if t.probation.on && known.ID == t.probation.epoch && !known.Young && known.Asked >= t.probation.given {
 		after := *t
-		after.trial = trial{}
+		after.probation = probation{}
 		k.now.Store(&after)
 		return &after
 	}
@@ -181,25 +181,25 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 		return
 	}
 	after := &held{
-		Tenancy: t, until: sent.Add(SeatTTL - margin), asked: sent, wanted: wanted, agreed: before.agreed,
-		trial: before.trial,
+		Tenancy: t, until: sent.Add(SeatTTL - margin), asked: sent, wanted: wanted, agreements: before.agreements,
+		probation: before.probation,
 	}
 	now, known := k.clock(), k.epoch()
 	switch {
 	case t.Seat < 0:
-		after.trial = trial{}
+		after.probation = probation{}
 		if a.Leave { // it was given up for a reason, and another may be taken
 			after.asked = 0
 		}
 	case t.Fence != before.Fence:
-		after.trial = trial{epoch: a.epoch, given: now, on: k.Epoch != nil}
+		after.probation = probation{epoch: a.epoch, given: now, on: k.Epoch != nil}
 	}
 	if t.Seat < 0 || t.Fence != before.Fence || now >= before.until {
-		after.agreed = nil // meanwhile the others may have agreed on something else
+		after.agreements = nil // meanwhile the others may have agreed on something else
 	}
 	// A ledger that learns may lack other tenants, with another plan.
 	if t.Seat >= 0 && t.Agreed && !known.Young {
-		after.agreed = agreed(after.agreed, wanted, t.Since, now)
+		after.agreements = withAgreement(after.agreements, wanted, t.Since, now)
 	}
 	k.now.Store(after)
 	if t.Fence != before.Fence || before.wanted.Seats == 0 {
@@ -210,7 +210,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 // Leave gives the seat up. clean says that the ledger has confirmed all that was spent in windows that go on, so that
 // the next tenant may use the seat at once. Run must have ended. It blocks for at most a second, or until ctx is done.
 func (k *Keeper) Leave(ctx context.Context, clean bool) {
-	a, ok := k.Leaving(clean)
+	a, ok := k.Resign(clean)
 	if !ok {
 		return
 	}
@@ -220,9 +220,9 @@ func (k *Keeper) Leave(ctx context.Context, clean bool) {
 	k.OnChange(none, err)
 }
 
-// Leaving gives up using the seat, if there is one, and returns the application
+// Resign gives up using the seat, if there is one, and returns the application
 // that announces it to others.
-func (k *Keeper) Leaving(clean bool) (Application, bool) {
+func (k *Keeper) Resign(clean bool) (Application, bool) {
 	t := k.now.Swap(&held{Tenancy: none})
 	if t.Seat < 0 {
 		return Application{}, false

@@ -95,8 +95,8 @@ func (a args) tenancy() Tenancy {
 		return Tenancy{Seat: -1}
 	}
 	t := Tenancy{Seat: a.number("seat"), Fence: ratelimit.Fence(a.number("fence")), Agreed: !a.has("disagreed")}
-	if a.has("taint") {
-		t.Taint = epoch.Add(a.duration("taint"))
+	if a.has("not_before") {
+		t.NotBefore = epoch.Add(a.duration("not_before"))
 	}
 	return t
 }
@@ -140,7 +140,7 @@ func (s *keeperScript) do(line string) string {
 	case "due":
 		return "due: " + applied(s.applies())
 	case "leave":
-		left, ok := s.Leaving(a.has("clean"))
+		left, ok := s.Resign(a.has("clean"))
 		if ok && (left.Holder != 7 || left.valid() != nil) {
 			s.Errorf("it leaves with %+v", left)
 		}

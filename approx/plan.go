@@ -91,8 +91,8 @@ type agreement struct {
 // first of them there is no share.
 const mostAgreements = 8
 
-// agreed adds an agreement to those before, if it is another.
-func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimit.Instant) []agreement {
+// withAgreement adds an agreement to those before, if it is another.
+func withAgreement(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimit.Instant) []agreement {
 	if n := len(before); n > 0 && before[n-1].plan.id == p.id {
 		return before
 	}

@@ -165,9 +165,9 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 	var fromTwo, fromFour, lateTwo []agreement
 	plan := func(r *ratelimit.Rule) Plan { return NewPlan([]*ratelimit.Rule{r}) }
 	reached := ratelimit.Instant(time.Hour)
-	fromTwo = agreed(agreed(nil, plan(two), 0, reached), plan(four), 100, reached)
-	fromFour = agreed(agreed(nil, plan(four), 0, reached), plan(two), 100, reached)
-	lateTwo = agreed(nil, plan(two), 10, reached)
+	fromTwo = withAgreement(withAgreement(nil, plan(two), 0, reached), plan(four), 100, reached)
+	fromFour = withAgreement(withAgreement(nil, plan(four), 0, reached), plan(two), 100, reached)
+	lateTwo = withAgreement(nil, plan(two), 10, reached)
 	const filled = 2 * time.Minute
 	for _, c := range []struct {
 		what   string
@@ -243,7 +243,7 @@ func TestFillTime(t *testing.T) {
 func TestLimitsOfRequestsHaveOneBudget(t *testing.T) {
 	ofDomain := approxRule(10_000, 2, 10_000)
 	ofDomain.Override, ofDomain.Path = true, ""
-	plan := agreed(nil, NewPlan([]*ratelimit.Rule{ofDomain}), 0, 0)
+	plan := withAgreement(nil, NewPlan([]*ratelimit.Rule{ofDomain}), 0, 0)
 	for domain, want := range map[string]ratelimit.Tokens{ofDomain.Domain: 50, "another": 0} {
 		request := *ofDomain
 		request.Domain, request.Path = domain, "some/descriptor"

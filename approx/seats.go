@@ -34,7 +34,7 @@ type Tenancy struct {
 	Fence ratelimit.Fence // issued when the seat was taken; each is greater than all before
 	// Taint is when an earlier tenancy ended that may have left unconfirmed
 	// spending behind: windows that began before it are not to be spent in.
-	Taint ratelimit.LedgerTime
+	NotBefore ratelimit.LedgerTime
 	// Agreed says that all tenants have the same plan, and Since from when on none has spent under another.
 	Agreed bool
 	Since  ratelimit.LedgerTime
@@ -50,28 +50,28 @@ var errSeats = errors.New("the number of seats must be 1 to 10000, with a holder
 
 // seat is the record of one, as a store has it. The zero seat was never taken. A seat is free from Expires on.
 type seat struct {
-	Holder  ratelimit.Holder     `json:"holder,omitempty"` // 0: no tenant
-	Fence   ratelimit.Fence      `json:"fence"`
-	Expires ratelimit.LedgerTime `json:"expires,omitempty"` // 0: no tenant
-	Taint   ratelimit.LedgerTime `json:"taint,omitempty"`
-	Plan    uint64               `json:"plan,omitempty"` // 0: of a release that does not tell
+	Holder    ratelimit.Holder     `json:"holder,omitempty"` // 0: no tenant
+	Fence     ratelimit.Fence      `json:"fence"`
+	Expires   ratelimit.LedgerTime `json:"expires,omitempty"` // 0: no tenant
+	NotBefore ratelimit.LedgerTime `json:"not_before,omitempty"`
+	Plan      uint64               `json:"plan,omitempty"` // 0: of a release that does not tell
 	// Since is until when a tenant may have spent from it under another plan.
 	Since ratelimit.LedgerTime `json:"since,omitempty"`
 }
 
 // ended is until when the last tenant of a free seat may have spent: one that did not leave, until it expired.
-func (s *seat) ended() ratelimit.LedgerTime { return max(s.Taint, s.Expires) }
+func (s *seat) ended() ratelimit.LedgerTime { return max(s.NotBefore, s.Expires) }
 
 // clamp is for a ledger whose clock went back: nothing that has happened is to
 // come, and no tenancy lasts longer than it may.
 func (s *seat) clamp(now ratelimit.LedgerTime) {
 	s.Expires = min(s.Expires, now.Add(SeatTTL))
-	s.Taint = min(s.Taint, now)
+	s.NotBefore = min(s.NotBefore, now)
 	s.Since = min(s.Since, now)
 }
 
-// sit is the protocol of seats.
-func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
+// claim is the protocol of seats.
+func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 	seats := r.Seats
 	for _, s := range seats {
 		s.clamp(now)
@@ -81,7 +81,7 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
-				Holder: a.Holder, Fence: a.Now.Fence, Taint: min(a.Now.Taint, now), Plan: a.Plan,
+				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: min(a.Now.NotBefore, now), Plan: a.Plan,
 				Since: min(a.Now.Since, now),
 			}
 			seats[own] = s
@@ -95,7 +95,7 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 			return r.tenancy(now, own, a)
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
 			if !a.Clean {
-				s.Taint = now
+				s.NotBefore = now
 			}
 			s.Holder, s.Expires = 0, 0
 		}
@@ -104,15 +104,15 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 		return none
 	}
 	// A seat beyond the present number is left to expire: its holder may not get this message.
-	best, taint, was := -1, ratelimit.LedgerTime(0), (*seat)(nil)
+	best, notBefore, was := -1, ratelimit.LedgerTime(0), (*seat)(nil)
 	for i := range a.Seats {
 		s := seats[i]
 		if s == nil {
 			s = &seat{}
 		}
-		if t := s.ended(); now >= s.Expires && (best < 0 || t < taint) {
+		if t := s.ended(); now >= s.Expires && (best < 0 || t < notBefore) {
 			best = i
-			taint = t
+			notBefore = t
 			was = s
 		}
 	}
@@ -121,18 +121,18 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 	}
 	since := was.Since
 	if was.Plan != a.Plan {
-		since = taint
+		since = notBefore
 	}
 	r.Last = max(r.Last+1, ratelimit.Fence(now))
 	seats[best] = &seat{
-		Holder: a.Holder, Fence: r.Last, Expires: now.Add(SeatTTL), Taint: taint, Plan: a.Plan, Since: since,
+		Holder: a.Holder, Fence: r.Last, Expires: now.Add(SeatTTL), NotBefore: notBefore, Plan: a.Plan, Since: since,
 	}
 	return r.tenancy(now, best, a)
 }
 
 // tenancy is the answer to the tenant of a seat.
 func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tenancy {
-	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, Taint: r.Seats[own].Taint, Agreed: true}
+	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, NotBefore: r.Seats[own].NotBefore, Agreed: true}
 	for _, s := range r.Seats {
 		switch {
 		case s.Plan == a.Plan:

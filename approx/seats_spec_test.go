@@ -100,8 +100,8 @@ func (h *hall) do(line string, had map[string]Tenancy) string {
 	}
 	had[who] = got
 	text := fmt.Sprintf("%s: seat %d, fence %v", who, got.Seat, since(ratelimit.LedgerTime(got.Fence)))
-	if got.Taint != 0 {
-		text += fmt.Sprintf(", tainted at %v", since(got.Taint))
+	if got.NotBefore != 0 {
+		text += fmt.Sprintf(", not before %v", since(got.NotBefore))
 	}
 	switch {
 	case !got.Agreed:

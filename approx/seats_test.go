@@ -13,7 +13,7 @@ import (
 
 const epoch ratelimit.LedgerTime = 1_800_000_000_000_000
 
-// After random applications, no seat has two tenants, and a seat whose share may have been spent has a taint.
+// After random applications, no seat has two tenants, and a seat whose share may have been spent has a NotBefore.
 func TestSeats(t *testing.T) {
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestSeats(t *testing.T) {
 						t.Fatalf("step %d: fence %d after %d", step, got.Fence, last)
 					}
 					last = got.Fence
-					if got.Taint < dirtyTill[got.Seat] {
-						t.Fatalf("step %d: taint %d, and an earlier tenant spent until %d", step, got.Taint, dirtyTill[got.Seat])
+					if got.NotBefore < dirtyTill[got.Seat] {
+						t.Fatalf("step %d: taint %d, and an earlier tenant spent until %d", step, got.NotBefore, dirtyTill[got.Seat])
 					}
 				}
 				x.Tenancy, x.till = got, now.Add(SeatTTL)

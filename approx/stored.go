@@ -47,7 +47,7 @@ func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
 		if err := all.decode(data); err != nil {
 			return none, err
 		}
-		t := all.sit(now, &a)
+		t := all.claim(now, &a)
 		saved, err := s.cell.Save(ctx, version, all.encode())
 		if err != nil {
 			return none, err

@@ -69,7 +69,7 @@ func (x *arena) time() ledgerTime { return 1_800_144_000_000_000 + ledgerTime(x.
 func (x *arena) start(n int) int {
 	i := len(x.nodes)
 	after := func(d time.Duration, do func()) { x.after(d, do) }
-	p := &process{ledger: account.NewCAS(skewed{x.store, x.skew}, ""), beat: x.now.Add(greetEvery), oneWay: 500 * time.Microsecond}
+	p := &process{ledger: account.NewCAS(skewed{x.store, x.skew}, ""), beat: x.now.Add(beatEvery), oneWay: 500 * time.Microsecond}
 	p.Stepped = NewStepped(ratelimit.Holder(i+1)<<28, 100, func() instant { return x.now }, time.UnixMicro(0), after,
 		func() float64 { return 0.5 })
 	p.Nodes = func() int { return n }
@@ -103,7 +103,7 @@ func (x *arena) step() {
 			continue
 		}
 		if x.now >= p.beat {
-			p.beat = p.beat.Add(greetEvery)
+			p.beat = p.beat.Add(beatEvery)
 			if p.Restating() {
 				x.after(p.oneWay, func() {
 					if !p.down {
@@ -114,7 +114,7 @@ func (x *arena) step() {
 					}
 				})
 			} else {
-				p.Greet()
+				p.Beat()
 			}
 			if !p.down && !p.mute {
 				reclaimShort(x.T, p.Stepped, p.ledger)

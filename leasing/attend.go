@@ -18,14 +18,15 @@ type server interface {
 	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 }
 
-// greetEvery is a beat. It bounds the time between two answers of a server, and so the time until a loss is noticed.
-const greetEvery = 500 * time.Millisecond
+// beatEvery is the time between two beats. It bounds the time between two answers of a server, and so the time until a
+// loss is noticed.
+const beatEvery = 500 * time.Millisecond
 
 // attend follows a server's recalls and epochs until ctx is done.
 func (f *Fleet) attend(ctx context.Context, s server) {
 	var all sync.WaitGroup
 	all.Go(func() { s.Recalls(ctx, f.name, f.Recalled) })
-	all.Go(func() { f.greets(ctx, s) })
+	all.Go(func() { f.beats(ctx, s) })
 	if r, ok := s.(reclaimer); ok {
 		all.Go(func() { f.registers(ctx, r) })
 		all.Go(func() { f.reclaims(ctx, r) })
@@ -33,9 +34,9 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 	all.Wait()
 }
 
-// greets reads the server's epoch, and prolongs its youth while this node has more to state.
-func (f *Fleet) greets(ctx context.Context, s server) {
-	tick := time.NewTicker(greetEvery)
+// beats reads the server's epoch, and prolongs its youth while this node has more to state.
+func (f *Fleet) beats(ctx context.Context, s server) {
+	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -44,7 +45,7 @@ func (f *Fleet) greets(ctx context.Context, s server) {
 		case <-tick.C:
 		}
 		if !f.Restating() {
-			f.Greet()
+			f.Beat()
 			continue
 		}
 		bounded, cancel := context.WithTimeout(ctx, TimeLimit)

@@ -8,15 +8,15 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // settle settles messages in one round trip, and applies the answers. It holds no lock in the meantime.
 func (f *Fleet) settle(l *fleetLane, all []message) {
-	// A greeting travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
-	isGreeting := func(m message) bool { _, is := m.(*greeting); return is }
-	if i := slices.IndexFunc(all, isGreeting); i >= 0 && len(all) > 1 {
+	// A beat travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
+	isBeat := func(m message) bool { _, is := m.(*beat); return is }
+	if i := slices.IndexFunc(all, isBeat); i >= 0 && len(all) > 1 {
 		defer f.settle(l, all[i:i+1:i+1])
 		all = slices.Concat(all[:i], all[i+1:])
 	}
@@ -60,11 +60,11 @@ func (f *Fleet) pack(l *fleetLane, all []message) *batch {
 	b := &batch{Fleet: f, lane: l, sent: f.clock()}
 	there, is := l.read()
 	early, _ := there.Between(b.sent)
-	q := hold.Asking{Now: b.sent, Epoch: is.epoch, Young: is.epoch.Young(early)}
+	q := lease.Asking{Now: b.sent, Epoch: is.epoch, Young: is.epoch.Young(early)}
 	for _, m := range all {
 		if c, ok := m.write(f, &q, &there); ok {
 			b.claims, b.of = append(b.claims, c), append(b.of, m)
-		} else if g, ok := m.(*greeting); ok {
+		} else if g, ok := m.(*beat); ok {
 			b.other = append(b.other, g)
 		}
 	}
@@ -82,7 +82,7 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 	b.err = err
 	b.lane.observe(b, now, from, to, e, err)
 	b.count(grants, err)
-	a := hold.Answer{Now: now, Epoch: e}
+	a := lease.Answer{Now: now, Epoch: e}
 	for i, m := range b.of {
 		g := &grants[i]
 		if g.Err == nil {
@@ -129,7 +129,7 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 }
 
 // firstWait is a beat of nodes that have read another epoch, and the trip in which they say so.
-const firstWait = 3 * greetEvery / 2
+const firstWait = 3 * beatEvery / 2
 
 // waits reports whether the first epoch of this process is so new that nodes which have read another may not have said
 // so yet. Until then, the lane has no clock, so that nothing is claimed.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -29,14 +29,14 @@ type call struct {
 
 // waiter is one ask that needs the ledger.
 type waiter struct {
-	ask     *ask
-	verdict *verdict
-	flight  *flight     // it waits for this one; nil: none yet
-	with    *keyMessage // of that flight, if it includes its need; nil: it does not
-	booking bool        // the verdict is final, and waits to be booked
-	replied instant     // when the ledger answered it first, perhaps in an earlier window; 0: it has not
-	done    bool
-	waits   tokens // its part of the key's Waiting
+	ask      *ask
+	verdict  *verdict
+	flight   *flight     // it waits for this one; nil: none yet
+	counted  *keyMessage // of that flight, if it includes its need; nil: it does not
+	final    bool        // the verdict is final, and waits to be booked
+	answered instant     // when the ledger answered it first, perhaps in an earlier window; 0: it has not
+	done     bool
+	waits    tokens // its part of the key's Waiting
 }
 
 func (c *call) add(a *ask, v *verdict) {
@@ -116,13 +116,13 @@ func (c *call) decide(now instant, w *waiter) {
 	k := s.entry(now, id, at)
 	looks := w.flight == nil || w.flight.ended()
 	switch {
-	case !w.booking:
+	case !w.final:
 		there := c.lane(k).time()
 		certain := c.enterLocked(now, &there, k)
 		if looks {
 			c.lookLocked(now, &there, k, w, certain)
 		}
-		if c.drifting && certain && !w.done && !w.booking && w.ask.Rule.Drifts() {
+		if c.drifting && certain && !w.done && !w.final && w.ask.Rule.Drifts() {
 			c.driftCheckedLocked(now, &there, k, w)
 		}
 	case looks:
@@ -134,19 +134,19 @@ func (c *call) decide(now instant, w *waiter) {
 }
 
 // lookLocked answers an ask by the key's state, or lets it wait for a flight.
-func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, certain bool) {
+func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *waiter, certain bool) {
 	if !certain {
 		c.uncertainLocked(k, w, there)
 		return
 	}
-	var reply hold.Reply
-	if fl := w.with; fl != nil && fl.err == nil {
-		if w.replied == 0 {
-			w.replied = now
+	var reply lease.Reply
+	if fl := w.counted; fl != nil && fl.err == nil {
+		if w.answered == 0 {
+			w.answered = now
 		}
 		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is
 		// left for the charge of the refusal.
-		late := now.Sub(w.replied) >= c.patience()/2
+		late := now.Sub(w.answered) >= c.patience()/2
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		reply.Waited = k.Asked(&fl.message)
 		// Requests of one key can have different limits: they bring their own, or the rules change.
@@ -156,13 +156,13 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > fl.most || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
-	if next == hold.Asks {
+	if next == lease.Asks {
 		c.doubtLocked(now, there, k, w)
 		return
 	}
 	w.decided(k)
-	if next == hold.Booked {
-		w.booking, w.with = true, nil
+	if next == lease.Booked {
+		w.final, w.counted = true, nil
 		w.waitsLocked(k, 0)
 		c.bookedLocked(now, k, w)
 		return
@@ -173,7 +173,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 
 // doubtLocked answers an ask that needs the ledger from this node's share or, in a young epoch, from its part.
 // Otherwise it claims.
-func (c *call) doubtLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
+func (c *call) doubtLocked(now instant, there *lease.LedgerClock, k entry, w *waiter) {
 	const waited = false
 	if c.driftLocked(now, there, k, w, waited) {
 		return
@@ -215,8 +215,8 @@ func (w *waiter) waitsLocked(k entry, n tokens) {
 }
 
 // enterLocked moves the key to the current window. It returns false if that is not certain.
-func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
-	beyond, rule := k.Beyond, k.rule()
+func (f *Fleet) enterLocked(now instant, there *lease.LedgerClock, k entry) bool {
+	beyond, rule := k.Excess, k.rule()
 	ended, certain := k.Enter(now, there, &rule.Limit)
 	f.reportLocked(k, ended, beyond)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
@@ -225,7 +225,7 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	back := ended.Deadline != 0 && k.Window < ended.Window
 	nameless := ended.Deadline != 0 || k.Untold()
 	if certain && (back || nameless && k.cell.Val.lapses() != rule.Reclaims()) {
-		k.cell.Val.as = f.nextName(rule)
+		k.cell.Val.alias = f.newAlias(rule)
 	}
 	k.shard.endLocked(k.cell)
 	return certain && (f.mayAskLocked(now, k) || f.leaving.Load())
@@ -234,15 +234,15 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 // askLocked sends a claim for a waiter's need, or fails the waiter.
 func (c *call) askLocked(now instant, k entry, w *waiter) {
 	switch {
-	case w.with != nil && w.with.err != nil && !retried(w.with.err):
-		c.failLocked(now, w, &k, reason(w.with.err))
+	case w.counted != nil && w.counted.err != nil && !retried(w.counted.err):
+		c.failLocked(now, w, &k, reason(w.counted.err))
 		return
-	case w.with != nil && errors.Is(w.with.err, account.ErrOver):
-		w.flight, w.with = c.rest(time.Millisecond), nil // read the current window again, without a loop of claims
+	case w.counted != nil && errors.Is(w.counted.err, account.ErrOver):
+		w.flight, w.counted = c.rest(time.Millisecond), nil // read the current window again, without a loop of claims
 		return
-	case w.with != nil && w.with.recalling:
+	case w.counted != nil && w.counted.recalling:
 		// Others were recalled: their answers take about a round trip.
-		w.flight, w.with = c.rest(recallPause), nil
+		w.flight, w.counted = c.rest(recallPause), nil
 		return
 	}
 	m, why := c.joinLocked(k)
@@ -267,7 +267,7 @@ func retried(err error) bool {
 func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 	// In a young epoch, sweeps state all that there is.
 	_, young := c.lane(k).young(now)
-	if young || w.with != nil && w.with.err == nil || !k.Unreported() && !k.InFlight() {
+	if young || w.counted != nil && w.counted.err == nil || !k.Unreported() && !k.InFlight() {
 		w.finish(k)
 		return
 	}
@@ -282,15 +282,15 @@ func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 
 // join lets a waiter wait for a message. If that is not yet written, it will include the waiter's need.
 func (w *waiter) join(m *keyMessage) {
-	w.flight, w.with = &m.flight, nil
+	w.flight, w.counted = &m.flight, nil
 	if !m.written {
-		w.with = m
+		w.counted = m
 	}
 }
 
 // uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
-func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
-	w.with = nil
+func (c *call) uncertainLocked(k entry, w *waiter, there *lease.LedgerClock) {
+	w.counted = nil
 	if now := c.clock(); !c.mayAsk(now, k) && c.reclaim.failed.Load() {
 		c.failLocked(now, w, &k, ratelimit.FallbackError)
 		return
@@ -301,7 +301,7 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 		w.flight = c.rest(time.Millisecond)
 		return
 	}
-	fl, why := c.greet(l)
+	fl, why := c.beat(l)
 	w.flight = fl
 	if fl == nil {
 		c.failLocked(c.clock(), w, &k, why)
@@ -312,7 +312,7 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 const firstPause = 50 * time.Millisecond
 
 // driftLocked admits an ask from this node's share, if possible. waited means that its check_timeout is over.
-func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited bool) bool {
+func (c *call) driftLocked(now instant, there *lease.LedgerClock, k entry, w *waiter, waited bool) bool {
 	// Drift after the node's last report is never reported.
 	if c.Drift == nil || c.ended.Load() {
 		return false
@@ -338,7 +338,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	case !unanswered:
 		_, _ = c.joinLocked(k)
 	case w.ask.Rule.Hold != nil:
-		c.launchLocked(k, hold.Batch)
+		c.launchLocked(k, lease.Batch)
 	default:
 		c.launchLocked(k, k.Patience(now))
 	}
@@ -346,9 +346,9 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 }
 
 // driftCheckedLocked decides an ask after its rule's check_timeout.
-func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
+func (c *call) driftCheckedLocked(now instant, there *lease.LedgerClock, k entry, w *waiter) {
 	const cautious = true
-	if w.with != nil && w.with.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
+	if w.counted != nil && w.counted.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == lease.Short {
 		k.Deny(now, w.ask, w.verdict)
 		w.decided(k)
 		w.finish(k)
@@ -360,7 +360,7 @@ func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry,
 
 // decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later.
 func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
-	if w.booking {
+	if w.final {
 		if !c.lane(k).alive(now) { // a late answer is no outage
 			c.chargeAlone(now, w.ask, ratelimit.FallbackDeadline)
 		}
@@ -370,17 +370,17 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 	if w.ask.Kind == ratelimit.Spend {
 		alive, cautious := c.lane(k).alive(now), w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
 		overdue := k.Overdue(now, w.ask, alive, cautious)
-		if overdue == hold.Undecided && alive && cautious && w.replied != 0 { // its window has ended while it waited
-			overdue = hold.Doubtful
+		if overdue == lease.Undecided && alive && cautious && w.answered != 0 { // its window has ended while it waited
+			overdue = lease.Doubtful
 		}
 		switch overdue {
-		case hold.Short:
-			k.Take(now, w.ask, hold.Reply{Waited: true, Last: true}, w.verdict)
-		case hold.Doubtful:
+		case lease.Short:
+			k.Take(now, w.ask, lease.Reply{Waited: true, Last: true}, w.verdict)
+		case lease.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
-		case hold.Undecided:
+		case lease.Undecided:
 		}
-		if overdue != hold.Undecided {
+		if overdue != lease.Undecided {
 			w.decided(k)
 			w.finish(k)
 			return

@@ -13,7 +13,7 @@
 // are arguments, and there is no goroutine, no clock and no lock.
 //
 //   - leasing/account: the ledger's side, in Redis and on other stores. It books claims, and grants tokens.
-//   - leasing/internal/hold: a node's side of one key. It spends, computes claims, and applies answers.
+//   - leasing/internal/lease: a node's side of one key. It spends, computes claims, and applies answers.
 //
 // Here are the shells around them, with locks, queues and clocks:
 //

@@ -3,7 +3,7 @@ package leasing
 import (
 	"errors"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,7 +25,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	*v = verdict{}
 	if a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
-		k.Take(now, a, hold.Reply{Waited: true}, v) // debt that was read refuses until the window ends
+		k.Take(now, a, lease.Reply{Waited: true}, v) // debt that was read refuses until the window ends
 	}
 	switch {
 	case v.OverLimit:
@@ -53,7 +53,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		if a.Kind == ratelimit.Spend && v.Charged > 0 {
 			k.Admitted(now, v.Charged)
 			if c := a.Rule.Counters; c != nil {
-				c.Alone.See(k.Unasked)
+				c.Alone.See(k.Outage)
 			}
 		}
 		v.Booked = k.account(&a.Rule.Limit)

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -52,20 +52,20 @@ type Fleet struct {
 
 // names are this node's names in the ledger, and the registration with which leases under some of them end.
 type names struct {
-	reclaim   reclaim
-	name      ratelimit.Holder // the first
-	forgotten atomic.Uint64    // dropped keys: each of them changes the name of later keys
+	reclaim reclaim
+	name    ratelimit.Holder // the first
+	dropped atomic.Uint64    // dropped keys: each of them changes the name of later keys
 }
 
 // sweeper is the state of sweeps.
 type sweeper struct {
-	part     int // number of the next sweep, of sweepParts
-	gauged   gauges
-	leaving  atomic.Bool // the node ends: only waiting requests cause claims
-	restates atomic.Bool // single accounts may be lost: all totals are to be stated again
-	missed   atomic.Bool // recalls may have been missed: likewise
-	restated instant     // time of the last such restatement; 0: never
-	stated   int         // claims of it so far
+	part          int // number of the next sweep, of sweepParts
+	gauged        gauges
+	leaving       atomic.Bool // the node ends: only waiting requests cause claims
+	evicted       atomic.Bool // single accounts may be lost: all totals are to be stated again
+	missedRecalls atomic.Bool // recalls may have been missed: likewise
+	restated      instant     // time of the last such restatement; 0: never
+	restatedKeys  int         // claims of it so far
 }
 
 // Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
@@ -266,7 +266,7 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 // again, because a recall may have been missed. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
 	if name == "" {
-		f.missed.Store(true)
+		f.missedRecalls.Store(true)
 		return
 	}
 	bytes, ok := []byte(name), f.RawNames
@@ -284,11 +284,11 @@ func (f *Fleet) Recalled(name string, w window) {
 	})
 }
 
-// nextName is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
-func (f *Fleet) nextName(r *ratelimit.Rule) uint32 { return nameOf(r, f.forgotten.Add(2)-1) }
+// newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
+func (f *Fleet) newAlias(r *ratelimit.Rule) uint32 { return aliasOf(r, f.dropped.Add(2)-1) }
 
-func (f *Fleet) sizing(r *ratelimit.Rule) hold.Sizing {
-	return hold.Sizing{Rule: r, Nodes: max(1, f.Nodes())}
+func (f *Fleet) sizing(r *ratelimit.Rule) lease.Sizing {
+	return lease.Sizing{Rule: r, Nodes: max(1, f.Nodes())}
 }
 
 // keyName is the ledger's name of a key.

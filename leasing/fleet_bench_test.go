@@ -12,7 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -71,7 +71,7 @@ func BenchmarkKeyBytes(b *testing.B) {
 				s, id, _ := f.find(a.Key)
 				defer s.mu.Unlock()
 				k := s.entry(1, id, f.trackLocked(s, 1, id, a))
-				k.Taken, k.Spent, k.Deadline, k.Till = 1, 1, hold.Never, hold.Never // so that it stays
+				k.Taken, k.Spent, k.Deadline, k.Till = 1, 1, lease.Never, lease.Never // so that it stays
 			}
 		},
 	} {

@@ -443,7 +443,7 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 		s.goOn(5 * time.Second)
 		s.ledger.Lose(older, "99")
 		for node := range 2 {
-			s.nodes[(node+i)%2].Greet()
+			s.nodes[(node+i)%2].Beat()
 			s.goOn(time.Duration(1+2*node) * time.Second)
 		}
 		for key, want := range map[string]tokens{"new": 100, "k": 40, "long ago": 66} {

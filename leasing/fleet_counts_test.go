@@ -217,7 +217,7 @@ func TestOutageWithinTheLimitIsNoExcess(t *testing.T) {
 	s.down = false
 	s.goOn(5 * time.Second)
 	if k := s.key(0, "k"); s.used("k") < 60 || k.Kept() {
-		t.Errorf("%d of 60 are booked, and the key keeps %+v", s.used("k"), k.Beyond)
+		t.Errorf("%d of 60 are booked, and the key keeps %+v", s.used("k"), k.Excess)
 	}
 	for range 100 {
 		s.ask(0, "k", 1)

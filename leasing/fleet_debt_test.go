@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -33,7 +33,7 @@ func TestLateReportsAreBounded(t *testing.T) {
 	f := s.nodes[0].Fleet
 	reports := make([]*lateReport, mostLate+7)
 	for i := range reports {
-		reports[i] = &lateReport{tries: lateTries - 1, until: hold.Never}
+		reports[i] = &lateReport{tries: lateTries - 1, until: lease.Never}
 		f.retryLate(reports[i])
 	}
 	if kept, lost := f.stats.late.Load(), f.stats.unreported.Load(); kept != mostLate || lost != 7 {

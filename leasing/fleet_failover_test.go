@@ -170,7 +170,7 @@ func TestRestoredVolume(t *testing.T) {
 	flip(c, func() {
 		restore = server.Snapshot()
 		answers()
-		time.Sleep(3 * greetEvery) // the copy is older than what nodes have read
+		time.Sleep(3 * beatEvery) // the copy is older than what nodes have read
 	}, func() {
 		restore()
 		answers()

@@ -20,7 +20,7 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	}
 	s.goOn(3 * time.Second)
 	s.ledger.Lose(nil, "99")
-	node.Greet()
+	node.Beat()
 	s.settle()
 	for range sweepParts {
 		node.Sweep(s.now)
@@ -71,7 +71,7 @@ func TestReturnedTokensAreNotLost(t *testing.T) {
 		t.Fatalf("%d are used", used)
 	}
 	s.ledger.Lose(older, "99")
-	s.nodes[0].Greet()
+	s.nodes[0].Beat()
 	s.goOn(5 * time.Second)
 	if used, hand := s.used("k"), s.key(0, "k").InHand(s.now); used != hand {
 		t.Errorf("after the loss %d are used, and %d are in hand", used, hand)

@@ -72,7 +72,7 @@ func (c *onRedis) greeted(node, part int) {
 	c.Helper()
 	f := c.nodes[node]
 	var fl *flight
-	c.until("it cannot be greeted", func() bool { fl, _ = f.greet(&f.lanes[part]); return fl != nil })
+	c.until("it cannot be greeted", func() bool { fl, _ = f.beat(&f.lanes[part]); return fl != nil })
 	<-fl.done
 }
 
@@ -129,7 +129,7 @@ func TestPartsOfACluster(t *testing.T) {
 		both("a claim")
 		var sent instant
 		c.until("no claim is answered in time", func() bool {
-			claim, greets := &keyMessage{flight: newFlight()}, &greeting{flight: newFlight()}
+			claim, greets := &keyMessage{flight: newFlight()}, &beat{flight: newFlight()}
 			claim.shard, claim.id, _ = f.find([]byte(key))
 			claim.shard.mu.Unlock()
 			sent = c.clock()
@@ -187,15 +187,15 @@ func TestProbeOfMovedSlots(t *testing.T) {
 		dead, moved := errors.New("dead"), account.ErrMoved
 		ledger.err.Store(&dead)
 		for !f.lanes[0].Open() {
-			f.Greet()
+			f.Beat()
 			time.Sleep(time.Millisecond)
 		}
 		ledger.err.Store(&moved)
 		time.Sleep(time.Second)
-		f.Greet() // the probe
+		f.Beat() // the probe
 		time.Sleep(time.Millisecond)
 		ledger.err.Store(nil)
-		f.Greet()
+		f.Beat()
 		time.Sleep(time.Millisecond)
 		if f.lanes[0].Open() {
 			t.Error("the part counts as dead, and answers")

@@ -93,7 +93,7 @@ func TestReturnAfterAYoungEpoch(t *testing.T) {
 	w, _ := s.two(50, 60)
 	s.ledger.Lose(nil, "99")
 	for i := range s.nodes {
-		s.nodes[i].Greet()
+		s.nodes[i].Beat()
 	}
 	s.goOn(2 * time.Millisecond)
 	if !s.nodes[0].Young() {

@@ -21,7 +21,7 @@ func newSetBack(t *testing.T, used tokens) *stage {
 func (s *stage) busy(seconds int) {
 	for range seconds {
 		s.goOn(time.Second)
-		s.nodes[0].Greet()
+		s.nodes[0].Beat()
 		s.ask(0, "k", 0)
 	}
 }

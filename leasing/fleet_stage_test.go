@@ -151,7 +151,7 @@ func (s *stage) goOn(d time.Duration) {
 			}
 		}
 		s.settle()
-		if s.now%instant(greetEvery) == 0 && !s.down {
+		if s.now%instant(beatEvery) == 0 && !s.down {
 			for _, n := range s.nodes {
 				reclaimShort(s.T, n, s.ledger)
 			}

@@ -121,7 +121,7 @@ func TestUnreadableAccountInAYoungEpoch(t *testing.T) {
 	for x.ask(0, "k", 1).OverLimit && x.now.Sub(began) < time.Minute {
 		x.goOn(10 * time.Millisecond)
 	}
-	if after := x.now.Sub(began); after > ratelimit.YoungMost+ratelimit.YoungFor+greetEvery {
+	if after := x.now.Sub(began); after > ratelimit.YoungMost+ratelimit.YoungFor+beatEvery {
 		t.Errorf("a key is refused for %v after a loss", after)
 	}
 }
@@ -290,9 +290,9 @@ func TestClaimsOfANewProcessInAYoungEpoch(t *testing.T) {
 		x.goOn(2 * time.Second)
 		x.ask(0, "k", 1)
 		x.flush()
-		x.goOn(greetEvery + 10*time.Millisecond) // it says so
+		x.goOn(beatEvery + 10*time.Millisecond) // it says so
 		x.flush()
-		x.goOn(greetEvery + 10*time.Millisecond)
+		x.goOn(beatEvery + 10*time.Millisecond)
 		fresh := x.start(1)
 		v := x.ask(fresh, "k", 1)
 		if n := x.nodes[fresh].claims; n > 3 {
@@ -330,7 +330,7 @@ func TestDeadPartInAYoungEpoch(t *testing.T) {
 	x.goOn(3 * time.Second)
 	x.flush()
 	other.Lose(nil, "1")
-	p.Greet()
+	p.Beat()
 	x.goOn(10 * time.Millisecond) // it has read both epochs
 	p.dead = true
 	began := x.now
@@ -338,7 +338,7 @@ func TestDeadPartInAYoungEpoch(t *testing.T) {
 	for x.ask(0, "k", 1).OverLimit && x.now.Sub(began) < time.Minute {
 		x.goOn(10 * time.Millisecond)
 	}
-	if after := x.now.Sub(began); after > ratelimit.YoungMost+ratelimit.YoungFor+greetEvery {
+	if after := x.now.Sub(began); after > ratelimit.YoungMost+ratelimit.YoungFor+beatEvery {
 		t.Errorf("a key of the part that is back is refused for %v", after)
 	}
 }
@@ -398,7 +398,7 @@ func TestNewProcessBeforeALateBeat(t *testing.T) {
 	x.goOn(time.Second)
 	x.goOn(p.beat.Sub(x.now) + 5*time.Millisecond)
 	fresh := x.start(1)
-	x.goOn(greetEvery - 3*time.Millisecond) // the one has just greeted, and the other greets next
+	x.goOn(beatEvery - 3*time.Millisecond) // the one has just greeted, and the other greets next
 	x.flush()
 	p.oneWay = 50 * time.Millisecond
 	again, end := tokens(0), x.now.Add(4*time.Second)
@@ -420,7 +420,7 @@ func TestFullTableInAYoungEpoch(t *testing.T) {
 	}
 	x.goOn(10 * time.Second)
 	x.flush()
-	x.nodes[0].Greet()
+	x.nodes[0].Beat()
 	x.goOn(5 * time.Millisecond) // it has read the epoch
 	tracked := 0
 	for i := range 100 {

@@ -4,18 +4,18 @@ import (
 	"errors"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // message is a message to the ledger, sent or to be sent. Each kind has its own handler: keyMessage, lateReport and
-// greeting.
+// beat.
 type message interface {
 	// write makes the claim, when the batch leaves; false: there is none.
-	write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (account.Claim, bool)
+	write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) (account.Claim, bool)
 	// apply applies the answer; if g.Err is set, there is none.
-	apply(b *batch, now instant, g *account.Grant, a *hold.Answer)
+	apply(b *batch, now instant, g *account.Grant, a *lease.Answer)
 	stated() *statement
 	reason() ratelimit.ClaimReason
 }
@@ -23,8 +23,8 @@ type message interface {
 // statement is a message as it was written.
 type statement struct {
 	rule    *ratelimit.Rule // under which it was written
-	message hold.Message
-	beyond  hold.Beyond // usage that the message reports
+	message lease.Message
+	beyond  lease.Excess // usage that the message reports
 }
 
 func (s *statement) stated() *statement { return s }
@@ -51,25 +51,25 @@ var (
 	errBreaker  = errors.New("the store does not answer: the breaker is open")
 )
 
-// greeting asks a part of the ledger only for its time and epoch.
-type greeting struct {
+// beat asks a part of the ledger only for its time and epoch.
+type beat struct {
 	flight
 	statement
 }
 
-func (m *greeting) write(*Fleet, *hold.Asking, *hold.LedgerClock) (account.Claim, bool) {
+func (m *beat) write(*Fleet, *lease.Asking, *lease.LedgerClock) (account.Claim, bool) {
 	return account.Claim{}, false
 }
 
-func (m *greeting) apply(b *batch, _ instant, g *account.Grant, _ *hold.Answer) {
+func (m *beat) apply(b *batch, _ instant, g *account.Grant, _ *lease.Answer) {
 	b.lane.mu.Lock()
-	b.lane.greeting = nil
+	b.lane.beat = nil
 	b.lane.mu.Unlock()
 	m.err = g.Err
 	close(m.done)
 }
 
-func (m *greeting) reason() ratelimit.ClaimReason { return ratelimit.ClaimWaiting }
+func (m *beat) reason() ratelimit.ClaimReason { return ratelimit.ClaimWaiting }
 
 // keyMessage is a message about a key, with its waiting requests.
 type keyMessage struct {
@@ -105,7 +105,7 @@ func (m *keyMessage) reason() ratelimit.ClaimReason {
 	return ratelimit.ClaimRenewal
 }
 
-func (m *keyMessage) write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (account.Claim, bool) {
+func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) (account.Claim, bool) {
 	s := m.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,7 +120,7 @@ func (m *keyMessage) write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (a
 		return account.Claim{}, false
 	}
 	k.use.flight = m
-	m.rule, m.beyond = k.rule(), k.Beyond
+	m.rule, m.beyond = k.rule(), k.Excess
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: m.rule.Limit, Holder: f.as(k), Seq: s.seq, Need: k.Needs()}
@@ -138,7 +138,7 @@ func (m *keyMessage) write(f *Fleet, q *hold.Asking, there *hold.LedgerClock) (a
 	return m.message.Claim, true
 }
 
-func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *hold.Answer) {
+func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Answer) {
 	s := m.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +154,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *hold.Answ
 	}
 	_, is := b.lane.read()
 	known := is.epoch.ID == a.Epoch.ID
-	if known && m.message.In(a.Epoch) && is.had(k.cell.Val.stated) {
+	if known && m.message.In(a.Epoch) && is.had(k.cell.Val.reportedLife) {
 		b.noteEvicted(k, m, g)
 	}
 	c, had := &m.message.Claim, k.Unspent()+k.Granted
@@ -175,7 +175,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *hold.Answ
 	// In a young epoch the answer does not count, but the ledger has the totals.
 	young := g.Err == nil && !c.Draws() && m.message.In(a.Epoch) && a.Epoch.Young(g.At)
 	if known && (counts || young) {
-		k.cell.Val.stated = is.life
+		k.cell.Val.reportedLife = is.life
 	}
 	if m.again {
 		b.recallLocked(now, k)
@@ -188,7 +188,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *hold.Answ
 // judge applies an answer that counts.
 func (f *Fleet) judge(now instant, k entry, m *keyMessage, g *account.Grant) {
 	c, rule := &m.message.Claim, k.rule()
-	k.Judged(now, &m.message, g, rule)
+	k.UpdateRefusals(now, &m.message, g, rule)
 	// A draw does not show the tokens in hand of others. A claim does.
 	short := !c.Draws() && g.Granted < c.Need
 	recalls := g.InHand > 0 && inWindow(c)
@@ -204,8 +204,8 @@ func (f *Fleet) judge(now instant, k entry, m *keyMessage, g *account.Grant) {
 		k.Restate()
 	}
 	k.trimLocked()
-	m.reconcile(rule, &k.Beyond, m.message.Drift(), g)
-	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
+	m.reconcile(rule, &k.Excess, m.message.Drift(), g)
+	k.Drifted, k.Outage = min(k.Drifted, k.Drift()), min(k.Outage, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)
 }
 
@@ -221,7 +221,7 @@ func (f *Fleet) noteEvicted(k entry, m *keyMessage, g *account.Grant) {
 
 // reconcile counts the over-admission that an answer shows: of the usage that its message reported, in that window.
 // After a draw that covered only a part, a claim repeats all of it, but not after that of a late report.
-func (s *statement) reconcile(rule *ratelimit.Rule, is *hold.Beyond, drift tokens, g *account.Grant) {
+func (s *statement) reconcile(rule *ratelimit.Rule, is *lease.Excess, drift tokens, g *account.Grant) {
 	is.Charged = max(0, is.Charged-s.beyond.Charged)
 	if drift <= 0 {
 		return
@@ -231,6 +231,6 @@ func (s *statement) reconcile(rule *ratelimit.Rule, is *hold.Beyond, drift token
 	// of a window is never reported too low.
 	over := min(drift, max(0, g.Sum-limit))
 	drifted := min(over, s.beyond.Drifted, is.Drifted) // without that under a larger limit
-	byPolicy := min(over-drifted, s.beyond.Unasked, is.Unasked)
-	bounded(rule, is, max(is.Over, drifted), max(is.ByPolicy, byPolicy))
+	byPolicy := min(over-drifted, s.beyond.Outage, is.Outage)
+	bounded(rule, is, max(is.OverByDrift, drifted), max(is.OverByOutage, byPolicy))
 }

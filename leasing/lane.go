@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -16,10 +16,10 @@ type fleetLane struct {
 	part int
 
 	mu       sync.Mutex
-	clock    hold.LedgerClock // guarded by mu
-	epochs                    // guarded by mu
-	greeting *greeting        // guarded by mu; nil: there is none
-	answered instant          // guarded by mu
+	clock    lease.LedgerClock // guarded by mu
+	epochs                     // guarded by mu
+	beat     *beat             // guarded by mu; nil: there is none
+	answered instant           // guarded by mu
 }
 
 // epochs is the current epoch of a part. It is guarded by its lane's mu.
@@ -51,13 +51,13 @@ const aliveFor = 250 * time.Millisecond
 // which dials once a second.
 const FoundWithin = TimeLimit + time.Second + 3*lane.BreakLongest/2
 
-func (l *fleetLane) time() hold.LedgerClock {
+func (l *fleetLane) time() lease.LedgerClock {
 	there, _ := l.read()
 	return there
 }
 
 // read returns the ledger's time and its epoch, as last answered.
-func (l *fleetLane) read() (hold.LedgerClock, epochs) {
+func (l *fleetLane) read() (lease.LedgerClock, epochs) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock, l.epochs
@@ -136,7 +136,7 @@ func (f *Fleet) launchLocked(k entry, wait time.Duration) {
 // timeLocked sets a timer that gives back the lease of a bucket: sweeps are too rare for that.
 func (f *Fleet) timeLocked(now instant, k entry) {
 	at, id := k.Renews(k.rule()), k.id()
-	if at == hold.Never || k.use.timed {
+	if at == lease.Never || k.use.timed {
 		return
 	}
 	k.use.timed = true
@@ -169,32 +169,32 @@ func (f *Fleet) Answered() {
 	for i := range f.lanes {
 		f.lanes[i].Probe()
 	}
-	f.Greet()
+	f.Beat()
 }
 
-// Greet asks each part of the ledger for its time and epoch, without a waiting request.
-func (f *Fleet) Greet() {
+// Beat asks each part of the ledger for its time and epoch, without a waiting request.
+func (f *Fleet) Beat() {
 	for i := range f.lanes {
-		_, _ = f.greet(&f.lanes[i])
+		_, _ = f.beat(&f.lanes[i])
 	}
 }
 
-// greet returns a part's greeting in flight, or a new one. nil: there can be none, and why.
-func (f *Fleet) greet(l *fleetLane) (*flight, ratelimit.FallbackReason) {
+// beat returns a part's beat in flight, or a new one. nil: there can be none, and why.
+func (f *Fleet) beat(l *fleetLane) (*flight, ratelimit.FallbackReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.greeting != nil {
-		return &l.greeting.flight, 0
+	if l.beat != nil {
+		return &l.beat.flight, 0
 	}
 	if l.Refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
 	const alone = 0 // it waits for no others
-	m := &greeting{flight: newFlight()}
+	m := &beat{flight: newFlight()}
 	if !l.Send(m, alone) {
 		return nil, ratelimit.FallbackQueueFull
 	}
-	l.greeting = m
+	l.beat = m
 	return &m.flight, 0
 }
 

@@ -4,13 +4,13 @@ import (
 	"errors"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // lateReport is the last report on an account whose window is over.
 type lateReport struct {
-	hold.Part
+	lease.Part
 	statement
 	name  string
 	as    ratelimit.Holder
@@ -27,14 +27,14 @@ const lastSeq = 1 << 50
 
 func (l *lateReport) reason() ratelimit.ClaimReason { return ratelimit.ClaimFinal }
 
-func (l *lateReport) write(_ *Fleet, q *hold.Asking, _ *hold.LedgerClock) (account.Claim, bool) {
+func (l *lateReport) write(_ *Fleet, q *lease.Asking, _ *lease.LedgerClock) (account.Claim, bool) {
 	l.GiveBack(0)
 	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
 	l.Write(&l.message, uint32(l.tries+1), c, q)
 	return l.message.Claim, true
 }
 
-func (l *lateReport) apply(b *batch, _ instant, g *account.Grant, a *hold.Answer) {
+func (l *lateReport) apply(b *batch, _ instant, g *account.Grant, a *lease.Answer) {
 	if !l.Apply(&l.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
 		l.Lost(&l.message)
 		b.retryLate(l)
@@ -52,7 +52,7 @@ func (l *lateReport) apply(b *batch, _ instant, g *account.Grant, a *hold.Answer
 
 // reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
 // message in flight, whose answer will not count. Tokens in hand go back where the next window counts them as usage.
-func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
+func (f *Fleet) reportLocked(k entry, ended lease.Part, beyond lease.Excess) {
 	limit := &k.rule().Limit
 	counts := limit.Algorithm == ratelimit.SlidingWindow // in the next window
 	hand := counts && ended.Taken > ended.Spent
@@ -63,7 +63,7 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
 		return
 	}
-	ended.Deadline = hold.Never // nothing of it is spent any more
+	ended.Deadline = lease.Never // nothing of it is spent any more
 	late := &lateReport{
 		Part: ended, statement: statement{rule: k.rule(), beyond: beyond}, name: f.keyName(k.key()), as: f.as(k),
 	}
@@ -74,10 +74,10 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 }
 
 // as is this node's name for a key in the ledger.
-func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
+func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.alias) }
 
 func (f *Fleet) reportLate(l *lateReport) {
-	if !f.sendLater(f.laneOf(l.name), l, hold.Batch) {
+	if !f.sendLater(f.laneOf(l.name), l, lease.Batch) {
 		f.retryLate(l)
 	}
 }

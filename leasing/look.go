@@ -167,7 +167,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit,
-		Holder: f.name + ratelimit.Holder(f.nextName(&ratelimit.Rule{})), Seq: 1,
+		Holder: f.name + ratelimit.Holder(f.newAlias(&ratelimit.Rule{})), Seq: 1,
 	}
 	var err error
 	if rule.Limit.Algorithm == ratelimit.SlidingWindow {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -23,9 +23,9 @@ func TestPageConstants(t *testing.T) {
 	for sum := range tokens(801) {
 		s := &f.shards[0]
 		c := &cell{}
-		c.Val.Part = hold.Part{Deadline: hold.Never, Sum: sum}
+		c.Val.Part = lease.Part{Deadline: lease.Never, Sum: sum}
 		c.Val.rule = s.rules.number(rule)
-		if f.keptIdle(entry{Entry: hold.Entry{Key: &c.Val.Key}, shard: s, cell: c}) {
+		if f.keptIdle(entry{Entry: lease.Entry{Key: &c.Val.Key}, shard: s, cell: c}) {
 			kept = int(sum)
 		}
 	}

@@ -73,13 +73,13 @@ func (r *reclaim) open() {
 }
 
 // lapses reports whether the leases of a key end with this node's registration.
-func (k *key) lapses() bool { return ratelimit.Holder(k.as).Lapses() }
+func (k *key) lapses() bool { return ratelimit.Holder(k.alias).Lapses() }
 
 // owes reports whether the ledger lacks usage of a key: of one that lapses, others would take it back.
 func (k *key) owes() bool { return k.Unreported() || k.lapses() && k.Recent() > 0 }
 
-// nameOf is a number of this node's names as one for a rule.
-func nameOf(r *ratelimit.Rule, n uint64) uint32 {
+// aliasOf is a number of this node's names as one for a rule.
+func aliasOf(r *ratelimit.Rule, n uint64) uint32 {
 	name := ratelimit.Holder(n % ratelimit.NamesOfANode)
 	if r.Reclaims() {
 		name = name.Lapsing()
@@ -240,7 +240,7 @@ func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 
 // reclaims takes back what ended nodes have in hand of accounts that are short, until ctx is done.
 func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
-	tick := time.NewTicker(greetEvery)
+	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()
 	for {
 		select {

@@ -4,8 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -29,16 +29,16 @@ type cell = keytable.Cell[key]
 // key is the state of a key that must not be lost. It has no pointers, so that tens of millions of keys cost the
 // garbage collector nothing.
 type key struct {
-	hold.Key
-	rule   uint32 // its number
-	use    uint32 // its number, plus 1; 0: no recent use
-	as     uint32 // index of this node's name in the ledger
-	stated uint8  // life of the epoch in which it was reported, the last bits
+	lease.Key
+	rule         uint32 // its number
+	use          uint32 // its number, plus 1; 0: no recent use
+	alias        uint32 // index of this node's name in the ledger
+	reportedLife uint8  // life of the epoch in which it was reported, the last bits
 }
 
 // use is the recent use of a key, and its message in flight. A key that has one is busy.
 type use struct {
-	hold.Use
+	lease.Use
 	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
 	flight  *keyMessage // sent, or to be sent; nil: there is none
 	timed   bool        // a timer gives back its lease
@@ -61,7 +61,7 @@ func (s *shard) open(arena *keytable.Arena, maxKeys int, ends *atomic.Int64) {
 
 // entry is the complete state of one key, while its shard is locked.
 type entry struct {
-	hold.Entry
+	lease.Entry
 	shard *shard
 	cell  *cell
 	use   *use
@@ -115,7 +115,7 @@ func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 // with is the state of a cell, with its use.
 func (s *shard) with(c *cell, u *use) entry {
 	s.endLocked(c)
-	return entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
+	return entry{lease.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
 }
 
 // endLocked sets the end of a lease that ends with this node's registration.
@@ -171,7 +171,7 @@ func (s *shard) leave(n uint32) {
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
-		c.Val = key{as: nameOf(a.Rule, f.forgotten.Load()), rule: s.rules.number(a.Rule)}
+		c.Val = key{alias: aliasOf(a.Rule, f.dropped.Load()), rule: s.rules.number(a.Rule)}
 	}
 	return c
 }
@@ -195,7 +195,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 		s.leave(k.use - 1)
 	}
 	s.rules.leave(k.rule)
-	f.forgotten.Add(1)
+	f.dropped.Add(1)
 	if counts {
 		f.stats.evicted.Add(1)
 	}
@@ -253,7 +253,7 @@ func (s *shard) move(c *cell, is *ratelimit.Rule) {
 	if u := c.Val.use; u != 0 {
 		u := s.uses[u-1]
 		if is.Limit.Capacity() < was.Limit.Capacity() {
-			u.Drifted, u.Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
+			u.Drifted, u.Outage = 0, 0 // the larger limit admitted it: it breaks no bound
 		}
 		// Nor does drift under a larger share. It counts now, because the ledger may not confirm it.
 		more := max(0, u.Drifted-is.DriftShare())

@@ -3,7 +3,7 @@ package leasing
 import (
 	"sync/atomic"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -67,22 +67,22 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 
 // bounded counts the over-admission of a key in a window as it grows, and when it comes close to this node's share of
 // the declared bound. Admissions by on_store_failure are declared separately.
-func bounded(rule *ratelimit.Rule, is *hold.Beyond, drifted, byPolicy tokens) {
+func bounded(rule *ratelimit.Rule, is *lease.Excess, drifted, byPolicy tokens) {
 	c, share, before := rule.Counters, rule.DriftShare(), *is
-	is.Over, is.ByPolicy = drifted, byPolicy
+	is.OverByDrift, is.OverByOutage = drifted, byPolicy
 	if c == nil {
 		return
 	}
-	c.OverAdmitted.Add(uint64(drifted - before.Over + byPolicy - before.ByPolicy))
-	c.OverByPolicy.Add(uint64(byPolicy - before.ByPolicy))
+	c.OverAdmitted.Add(uint64(drifted - before.OverByDrift + byPolicy - before.OverByOutage))
+	c.OverByPolicy.Add(uint64(byPolicy - before.OverByOutage))
 	c.Worst.See(drifted)
-	if near := share - share/5; before.Over < near && drifted >= near {
+	if near := share - share/5; before.OverByDrift < near && drifted >= near {
 		c.NearBound.Add(1)
 	}
-	if before.Over <= share && drifted > share {
+	if before.OverByDrift <= share && drifted > share {
 		c.BeyondBound.Add(1)
 	}
-	if byPolicy > 0 && before.ByPolicy == 0 {
+	if byPolicy > 0 && before.OverByOutage == 0 {
 		c.BeyondByPolicy.Add(1)
 	}
 }
@@ -105,7 +105,7 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
 	if k.Unreported() {
-		unconfirmed += k.Unasked
+		unconfirmed += k.Outage
 	}
 	of.drifting += min(k.Drift(), unconfirmed)
 	g.sums[rule.Counters] = of

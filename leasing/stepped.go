@@ -62,7 +62,7 @@ func (w *Wait) Advance(now instant) bool { return w.call.advance(now) }
 func (w *Wait) Decided(i int) bool {
 	for j := range w.call.waits {
 		if p := &w.call.waits[j]; p.verdict == &w.verdicts[i] {
-			return p.done || p.booking
+			return p.done || p.final
 		}
 	}
 	return true

@@ -4,8 +4,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -79,35 +79,35 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	if k.Full(now, &rule.Limit) {
 		k.Refilled()
 	}
-	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
+	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == lease.Never && k.Unanswered() {
 		// Ended windows are reported, and keys without requests are dropped.
 		return f.enterLocked(now, &there, k) && unused > rule.Limit.Period()
 	}
 	_, due := k.Due(now, f.sizing(rule))
 	switch {
-	case c.Val.stated != life && is.epoch.ID != 0:
+	case c.Val.reportedLife != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		early, _ := there.Between(now)
 		switch young := is.epoch.Young(early); {
 		case k.LastAnswer == 0:
-			c.Val.stated = life
+			c.Val.reportedLife = life
 		case !young || max(k.Taken, k.Spent) >= 0: // what credits charges of others is stated after these
-			f.stated++
+			f.restatedKeys++
 			k = s.entry(now, c.ID(), c)
 			k.Restate()
-			f.launchLocked(k, hold.Batch)
+			f.launchLocked(k, lease.Batch)
 		}
 	case due:
 		f.renewLocked(now, s.entry(now, c.ID(), c))
 	case c.Val.owes() && unused > restAfter:
 		k = s.entry(now, c.ID(), c)
 		k.Restate()
-		f.launchLocked(k, hold.Batch)
+		f.launchLocked(k, lease.Batch)
 	case k.Idle(now) && !f.keptIdle(k):
 		k = s.entry(now, c.ID(), c)
 		k.Resign(now.Add(SweepEvery)) // the answer must not return its tokens
-		f.launchLocked(k, hold.Batch)
+		f.launchLocked(k, lease.Batch)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
 		s.leave(c.Val.use - 1)
 	}
@@ -116,7 +116,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 
 // unreported reports whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	windowed := k.Till != hold.Never && k.Unspent() > 0
+	windowed := k.Till != lease.Never && k.Unspent() > 0
 	return k.InFlight() || k.owes() || windowed || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
 }
 
@@ -127,7 +127,7 @@ const restAfter = 2 * SweepEvery * sweepParts
 // recall it when they need it. In a nearly full table, other keys need its place.
 func (f *Fleet) keptIdle(k entry) bool {
 	t := k.shard.keys
-	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
+	return t.Len() <= t.Limit()*3/4 && k.Deadline == lease.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
 }
 
 // Young reports whether a part of the ledger may have lost its data a moment ago.
@@ -168,18 +168,18 @@ const (
 
 // RestateEvicted states all totals again, because the ledger has evicted keys. It does not block. Sweeps send the
 // claims, at most once in evictionRest.
-func (f *Fleet) RestateEvicted() { f.restates.Store(true) }
+func (f *Fleet) RestateEvicted() { f.evicted.Store(true) }
 
 // restateIfDue states all totals again, if accounts may have been evicted, or recalls missed, since the last time.
 func (f *Fleet) restateIfDue(now instant) {
 	due := func(asked *atomic.Bool, rest time.Duration) bool {
 		return (f.restated == 0 || now.Sub(f.restated) >= rest) && asked.Swap(false)
 	}
-	missed := due(&f.missed, time.Duration(f.stated)*missedRest)
-	if !due(&f.restates, evictionRest) && !missed {
+	missed := due(&f.missedRecalls, time.Duration(f.restatedKeys)*missedRest)
+	if !due(&f.evicted, evictionRest) && !missed {
 		return
 	}
-	f.restated, f.stated = now, 0
+	f.restated, f.restatedKeys = now, 0
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
@@ -193,7 +193,7 @@ func (f *Fleet) restateIfDue(now instant) {
 
 // Epoch is the combined state of the epochs of all parts.
 func (f *Fleet) Epoch() ratelimit.EpochKnown {
-	known := ratelimit.EpochKnown{Young: f.Young(), Asked: hold.Never}
+	known := ratelimit.EpochKnown{Young: f.Young(), Asked: lease.Never}
 	for i := range f.lanes {
 		_, is := f.lanes[i].read()
 		if is.epoch.ID == 0 {
@@ -209,7 +209,7 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 func (f *Fleet) Restating() bool {
 	return f.Young() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
-		return k.cell.Val.stated != is.life && k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0
+		return k.cell.Val.reportedLife != is.life && k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0
 	})
 }
 
@@ -268,7 +268,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 			return
 		}
 		k = s.entry(now, c.ID(), c)
-		k.Resign(hold.Never)
+		k.Resign(lease.Never)
 		if fl, _ := f.joinLocked(k); fl != nil {
 			last = append(last, fl)
 		}

@@ -203,7 +203,7 @@ func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	if of := a.Rule.Counters; of != nil && n > 0 {
 		of.Alone.See(charge)
 	}
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // book sends the due bookings to their owners. It returns when others are due; 0: there are none.
@@ -228,7 +228,7 @@ func (c *core) bookOne(now instant, b *booking) {
 		var v [1]verdict
 		decided := c.own(context.Background(), now, []ask{b.ask}, v[:], nil) == ownDecided
 		c.arrears.done(now, b, decided && b.isBooked(&v[0]))
-		c.hands.wake()
+		c.driver.wake()
 		return
 	}
 	call := c.callFor(&b.ask, &wire.Ask{Arrears: true})
@@ -239,7 +239,7 @@ func (c *core) bookOne(now instant, b *booking) {
 			booked = b.isBooked(&v)
 		}
 		c.arrears.done(c.clock(), b, booked)
-		c.hands.wake()
+		c.driver.wake()
 	})
 	c.view.Load().peers[owner].post(call)
 }

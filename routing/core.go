@@ -19,11 +19,11 @@ const outageKeys = 10_000
 // newCore makes a core that decides by fallback when an owner does not answer.
 func newCore(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
-		identity: identity{options: o, began: clock()}, driven: driven{clock: clock},
-		deciders: deciders{fallback: fallback},
-		standing: standing{members: map[string]*member{}, changes: 1},
-		heat:     heat{hot: hot.New(o.HotRate)},
-		transit:  transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
+		identity: identity{options: o, began: clock()}, env: env{clock: clock},
+		deciders:   deciders{fallback: fallback},
+		membership: membership{members: map[string]*member{}, changes: 1},
+		hotKeys:    hotKeys{hot: hot.New(o.HotRate)},
+		moving:     moving{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
 	c.view.Store(c.build(nil))
 	return c
@@ -131,7 +131,7 @@ func (c *core) lapsed(now instant) bool {
 		return false
 	}
 	c.unconfirmed.Store(true)
-	c.hands.wake()
+	c.driver.wake()
 	return true
 }
 

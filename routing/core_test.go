@@ -49,7 +49,7 @@ func TestDecidingHasItsTime(t *testing.T) {
 
 // wakes counts the wake-ups of a core.
 type wakes struct {
-	hands
+	driver
 	n int
 }
 

@@ -29,7 +29,7 @@ type target struct {
 	call  *call
 }
 
-// quiet hands do nothing.
+// quiet is a driver that does nothing.
 type quiet struct{}
 
 func (quiet) dial(m *member)                       { m.wake = func() {} }
@@ -45,7 +45,7 @@ func newTarget(t *testing.T) *target {
 	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7}}
 	local := leasing.NewLocal(64, x.now, base)
 	x.core = newCore(Options{Addr: "own:1", Table: newTable()}, func() instant { return x.now }, local) // small: each input has its own
-	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
+	x.driver, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
 	x.storeless(local)
 	x.discovered(x.now, []string{"peer:1"})

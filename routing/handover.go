@@ -234,7 +234,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	c.stats.handed.Add(uint64(len(p.hashes) - len(refused)))
 	c.settle()
 	c.announceClean()
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // reclaim takes back accounts on their way to a dead node; the caller holds mu. Those that the node has
@@ -247,7 +247,7 @@ func (c *core) reclaim(now instant, m *member) {
 	for _, p := range parcels {
 		c.putBack(now, p, func(int) bool { return true })
 	}
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // putBack takes accounts of a parcel back into the table, and drops the record of its way; the caller holds
@@ -289,5 +289,5 @@ func (c *core) turn() {
 	c.gate.Unlock()
 	c.settle()
 	c.announceClean() // done, under the new ring, where nothing moves
-	c.hands.wake()
+	c.driver.wake()
 }

@@ -168,8 +168,8 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		c.mu.Lock()
 		c.send(s.now, m, key)
 		c.mu.Unlock()
-		w := &wakes{hands: c.hands}
-		c.hands = w
+		w := &wakes{driver: c.driver}
+		c.driver = w
 		h := &wire.Hello{Version: version, Addr: "b:1", Incarnation: m.incarnation, Changes: m.changes}
 		introduces := func() {
 			if how == "it greets" {

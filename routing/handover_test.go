@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// moving is how many keys are in use while nodes come and go; make bench-handover sets a million.
-func moving() int {
+// movingKeys is how many keys are in use while nodes come and go; make bench-handover sets a million.
+func movingKeys() int {
 	if n, err := strconv.Atoi(os.Getenv("HANDOVER_KEYS")); err == nil {
 		return n
 	}
@@ -134,7 +134,7 @@ func (l *askLoad) slowest() (longest, p999 time.Duration) {
 // Many accounts move while requests go on, as a node joins and another leaves:
 // none is lost, none is counted twice, no decision fails.
 func TestHandOverUnderLoad(t *testing.T) {
-	keys, stalls := moving(), watchStalls(t)
+	keys, stalls := movingKeys(), watchStalls(t)
 	w := newRingWorld(t, 3)
 	w.tableSize = 2 * keys
 	nodes := w.ring(2)

@@ -428,7 +428,7 @@ func TestFoundAddressesAreBounded(t *testing.T) {
 	if err := <-n.errs; !strings.Contains(err.Error(), "of 1014 addresses found, 1000 are used") {
 		t.Error(err)
 	}
-	n.hands = quiet{}
+	n.driver = quiet{}
 	n.discovered(n.clock(), found[4:])
 	n.applyHello(n.clock(), &wire.Hello{Version: version, Addr: "x:1", Incarnation: 7})
 	if len(n.members) != maxPeers || n.members["x:1"] != nil {

@@ -56,7 +56,7 @@ func (r *request) withStore(now instant) {
 	runs(len(places), func(i int) bool { return places[i] == instead }, r.decideInstead)
 	for i := range places { // a slot is the same for the owner and for this node
 		if places[i] == instead && calls[i].call != nil && r.asks[i].OfSlot() && r.verdicts[i].OverLimit {
-			r.regret(now, i, calls[i].call)
+			r.undoWhenAnswered(now, i, calls[i].call)
 		}
 	}
 }
@@ -105,7 +105,7 @@ func (r *request) answered(i int, to *toOwner, half instant) place {
 		}
 		r.verdicts[i] = verdict{} // which may be of an earlier request
 		if !a.OfSlot() {
-			r.regret(now, i, to.call)
+			r.undoWhenAnswered(now, i, to.call)
 		}
 		return instead
 	}

@@ -31,7 +31,7 @@ func (c *core) discovered(now instant, addrs []string) {
 			c.reject(rejectedAddress) // beyond maxPeers
 		}
 	}
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // track starts the way to a new node; the caller holds mu.
@@ -41,10 +41,10 @@ func (c *core) track(addr string) *member {
 	if m != nil || addr == c.options.Addr || len(c.members) >= maxPeers {
 		return m
 	}
-	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, bells: bells{kick: make(bell, 1)}}
+	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, wakeups: wakeups{kick: make(bell, 1)}}
 	m.out.numbers = &c.parcels
 	c.members[addr] = m
-	c.hands.dial(m)
+	c.driver.dial(m)
 	return m
 }
 
@@ -109,7 +109,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	c.announceDone(m)
 	m.wake()
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // closed records that the way to a node is not open, or no longer.
@@ -119,7 +119,7 @@ func (c *core) closed(m *member) {
 	defer c.mu.Unlock()
 	m.announcing = false
 	m.failures++
-	c.hands.wake()
+	c.driver.wake()
 }
 
 // pause is how long to wait before the next dial.

@@ -80,12 +80,12 @@ func (c *core) bury(now instant) {
 			m.holds = false
 			m.done = 0 // its last report is from before
 			c.reclaim(now, m)
-			c.hands.redial(m) // if it is there after all, it is met again
+			c.driver.redial(m) // if it is there after all, it is met again
 			c.settle()
 		}
 		// A node that discovery still names is kept, and dialled, however long it is silent.
 		if now.Sub(max(m.found, lastSeen)) > forgetAfter {
-			c.hands.hangUp(m)
+			c.driver.hangUp(m)
 			delete(c.members, m.addr)
 		}
 	}
@@ -154,7 +154,7 @@ func (c *core) announce(now instant) (unacked bool) {
 			} else {
 				m.repeat = c.clock().Add(tickSoon) // it dials back
 			}
-			c.hands.wake()
+			c.driver.wake()
 		})
 		m.announcing = m.enqueue(call) == nil
 		if !m.announcing {
@@ -171,7 +171,7 @@ func (c *core) leave(now instant) {
 	if c.left == 0 {
 		c.quitRing()
 		c.left = now
-		c.hands.wake()
+		c.driver.wake()
 	}
 }
 

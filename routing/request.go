@@ -45,7 +45,7 @@ func (c *core) Decide(
 
 // sleep waits for an event, at most until at. It returns the time then. A caller that leaves has no more time.
 func (r *request) sleep(at instant) instant {
-	r.hands.sleep(r.ctx, r.bell, at)
+	r.driver.sleep(r.ctx, r.bell, at)
 	if r.ctx.Err() != nil {
 		r.until = 0
 	}
@@ -96,12 +96,13 @@ func (r *request) without(now instant, i int, call *call, v verdict) {
 	// An ask that the policy admits has cost what the owner charges for it after all, which therefore stays. One that
 	// is refused has cost nothing. With a store, a caller that has left takes back what its asks have cost.
 	if left := r.until == 0; v.OverLimit || left && r.inStore() {
-		r.regret(now, i, call)
+		r.undoWhenAnswered(now, i, call)
 	}
 }
 
-// regret takes back the charge of an owner whose answer the request no longer awaits. It may have come meanwhile.
-func (r *request) regret(now instant, i int, call *call) {
+// undoWhenAnswered takes back the charge of an owner whose answer the request no longer awaits. It may have come
+// meanwhile.
+func (r *request) undoWhenAnswered(now instant, i int, call *call) {
 	c, late, refused := r.core, r.asks[i], r.verdicts[i].OverLimit
 	late.Key = slices.Clone(late.Key)
 	call.after(func() {

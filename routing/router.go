@@ -27,7 +27,7 @@ type Router struct {
 	running sync.WaitGroup
 }
 
-// sleep implements hands.
+// sleep implements driver.
 func (r *Router) sleep(ctx context.Context, b bell, until instant) {
 	timer := time.NewTimer(max(0, until.Sub(r.clock())))
 	defer timer.Stop()
@@ -130,13 +130,13 @@ func (r *Router) usable(found []string) []string {
 	return addrs
 }
 
-// hangUp implements hands.
+// hangUp implements driver.
 func (r *Router) hangUp(m *member) { m.stop() }
 
-// redial implements hands.
+// redial implements driver.
 func (r *Router) redial(m *member) { m.again.ring() }
 
-// wake implements hands.
+// wake implements driver.
 func (r *Router) wake() { r.work.ring() }
 
 // Leave announces the departure, and hands all keys over. Until all peers have acknowledged the announcement,

@@ -368,7 +368,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.reports.Store(&refused)
 	}
-	r.hands = r
+	r.driver = r
 	r.random = rand.Float64
 	r.incarnation = rand.Uint64() | 1 // 0 is no life
 	r.base = baseOf{base}
@@ -383,7 +383,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	return r
 }
 
-// dial implements hands. Nodes are known from Run on (find, exchange).
+// dial implements driver. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
 	m.wake = work.ring

@@ -30,7 +30,7 @@ import (
 type core struct {
 	identity
 	deciders
-	driven
+	env
 
 	// gate is used without a store only. It is held for reading while a key is looked up and
 	// decided here, or its account is taken out, and for writing while the view changes. A decision
@@ -38,12 +38,12 @@ type core struct {
 	// is charged here after the mover has taken it out.
 	gate sync.RWMutex
 	view atomic.Pointer[view]
-	awareness
+	standby
 
-	mu       sync.Mutex
-	standing // guarded by mu
-	transit  // guarded by mu
-	heat
+	mu         sync.Mutex
+	membership // guarded by mu
+	moving     // guarded by mu
+	hotKeys
 	rules ruleCache
 	stats counted
 }
@@ -57,8 +57,8 @@ type identity struct {
 	began       instant
 }
 
-// awareness is how far a node may decide.
-type awareness struct {
+// standby is how far a node may decide.
+type standby struct {
 	// ticked is the instant of the node's last tick.
 	ticked atomic.Int64
 	// unconfirmed means that others may decide on this node's keys. Some have not acknowledged yet that it has
@@ -67,9 +67,9 @@ type awareness struct {
 	unconfirmed atomic.Bool
 }
 
-// heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
+// hotKeys is which keys are hot: hot is what others ask this node for as the owner, hotHere
 // what this node leases from the store in place of other owners.
-type heat struct {
+type hotKeys struct {
 	hot     *hot.Finder
 	hotHere hot.Here
 }
@@ -90,17 +90,17 @@ type deciders struct {
 // inStore reports whether a store has the remainder of each key.
 func (d *deciders) inStore() bool { return d.local == nil }
 
-// driven has the driver's means: time, chance and actions.
-type driven struct {
+// env has the driver's means: time, chance and actions.
+type env struct {
 	clock   ratelimit.Clock
 	random  func() float64
-	hands   hands
+	driver  driver
 	observe *observer // nil: no observer
 }
 
-// standing has the other nodes, and whether this node is in the ring. The zero standing, with a map, has no
+// membership has the other nodes, and whether this node is in the ring. The zero membership, with a map, has no
 // other nodes and is in no ring.
-type standing struct {
+type membership struct {
 	members map[string]*member
 	present bool    // in the ring
 	changes uint64  // counts the changes of present, from 1: announcements have this number
@@ -114,8 +114,8 @@ type standing struct {
 	wasStable bool
 }
 
-// transit is the accounts that are on their way from node to node, without a store.
-type transit struct {
+// moving is the accounts that are on their way from node to node, without a store.
+type moving struct {
 	mover   mover
 	arrears arrears
 	fetches map[string]*fetch // by key
@@ -132,8 +132,8 @@ type counted struct {
 	rejected [rejections]atomic.Uint64
 }
 
-// hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
-type hands interface {
+// driver is the driver's actions for a core. No method but sleep may block, and none may call the core.
+type driver interface {
 	// sleep ends at that instant, or when the bell rings or ctx is done.
 	sleep(ctx context.Context, b bell, until instant)
 	dial(m *member)   // keep a way open to a node
@@ -228,8 +228,8 @@ func (o *Options) Validate() error {
 //	 ^------------------------ bury: silent for TakeOver, or another incarnation ---------------'
 type member struct {
 	*link
-	reached
-	bells
+	announced
+	wakeups
 
 	// The node's own announcements.
 	incarnation uint64
@@ -242,8 +242,8 @@ type member struct {
 	done uint64
 }
 
-// reached is the progress of this node's announcements to another.
-type reached struct {
+// announced is the progress of this node's announcements to another.
+type announced struct {
 	found   instant
 	helloAt instant // when it last introduced itself
 	// failures counts dials in a row. A node without a way to it and without failures may be there or not.
@@ -255,8 +255,8 @@ type reached struct {
 	paused instant
 }
 
-// bells wake the Router's goroutines of one way; Stepped has none of them.
-type bells struct {
+// wakeups wake the Router's goroutines of one way; Stepped has none of them.
+type wakeups struct {
 	stop     context.CancelFunc
 	kick     bell // dial at once
 	again    bell // end this conversation

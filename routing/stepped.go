@@ -17,7 +17,7 @@ import (
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
-	c.hands = s
+	c.driver = s
 	c.random = o.Random
 	c.incarnation = o.Incarnation
 	// Where tables choose at random, two runs of one seed would differ.
@@ -70,19 +70,19 @@ func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
 	s.o.Wires.Send(to, answer, b)
 }
 
-// dial implements hands.
+// dial implements driver.
 func (s *Stepped) dial(m *member) {
 	m.wake = func() { s.woken = true }
 	s.dials = append(s.dials, m)
 }
 
-// hangUp implements hands.
+// hangUp implements driver.
 func (s *Stepped) hangUp(m *member) { s.ends = append(s.ends, m) }
 
-// redial implements hands.
+// redial implements driver.
 func (s *Stepped) redial(m *member) { s.ends = append(s.ends, m) }
 
-// wake implements hands.
+// wake implements driver.
 func (s *Stepped) wake() { s.woken = true }
 
 // Found records which nodes there may be.

@@ -67,7 +67,7 @@ func (s *Stepped) resume(t *task) (ended bool) {
 	return true
 }
 
-// sleep implements hands.
+// sleep implements driver.
 func (s *Stepped) sleep(ctx context.Context, _ bell, until instant) {
 	ctx.Value(taskKey{}).(*task).sleep(until)
 }

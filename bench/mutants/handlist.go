@@ -14,8 +14,8 @@ const (
 	spans    = "leasing/account/span.go"
 	buckets  = "leasing/account/bucket.go"
 	keeps    = "leasing/account/kept.go"
-	part     = "leasing/internal/hold/part.go"
-	clock    = "leasing/internal/hold/ledgerclock.go"
+	part     = "leasing/internal/lease/part.go"
+	clock    = "leasing/internal/lease/ledgerclock.go"
 	seats    = "approx/seats.go"
 	keeper   = "approx/keeper.go"
 	mover    = "routing/handover.go"
@@ -41,19 +41,19 @@ var allByHand = []byHand{
 	{"a lease is over with its slot", buckets, "b.hand, b.old = 0, b.hand", "b.hand, b.old = 0, 0"},
 	{"a part of a unit is spent", buckets, "level -= level % max(1, c.Unit)", "level -= 0"},
 	{
-		"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "e.Refund(max(0, e.vain-tokens(math.Ceil(min(refilled, float64(e.vain))))))",
+		"what a bucket granted in vain comes back whole", "leasing/internal/lease/key.go", "e.Refund(max(0, e.vain-tokens(math.Ceil(min(refilled, float64(e.vain))))))",
 		"e.Refund(max(0, e.vain-tokens(min(0, refilled))))",
 	},
-	{"what a bucket granted in vain comes back late", "leasing/internal/hold/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), shortest))"},
+	{"what a bucket granted in vain comes back late", "leasing/internal/lease/key.go", "float64(now.Sub(claimed))", "float64(min(now.Sub(claimed), shortest))"},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
-	{"a reset credits a report under way twice", "leasing/internal/hold/key.go", "max(0, e.Charged-underWay)", "max(0, e.Charged-0*underWay)"},
+	{"a reset credits a report under way twice", "leasing/internal/lease/key.go", "max(0, e.Charged-underWay)", "max(0, e.Charged-0*underWay)"},
 	{"what is granted for requests is not spent yet", "leasing/account/account.go", "r.taken, r.spent = r.taken+n, r.spent+used", "r.taken, r.spent = r.taken+n, r.spent+0*used"},
 	{"a node does not notice that its registration may be over", "leasing/shard.go", "c.Val.Deadline = instant(s.ends.Load())", "c.Val.Deadline = instant(s.ends.Load()) + 1<<60"},
-	{"an expired lease is spent", "leasing/internal/hold/part.go", "if now >= p.Deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
-	{"a draw is made where the record is not this node's total", part, "!p.restate && p.Deadline == Never && p.Taken == p.booked", "p.Deadline == Never"},
-	{"a lapsed claim is answered", part, "	p.inFlight = 0\n	p.restate = true\n	p.fresh = 0\n", "	p.restate = true\n	p.fresh = 0\n"},
-	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.restate = 0, true", "\t\tp.inFlight = 0"},
+	{"an expired lease is spent", "leasing/internal/lease/part.go", "if now >= p.Deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
+	{"a draw is made where the record is not this node's total", part, "!p.mustClaim && p.Deadline == Never && p.Taken == p.booked", "p.Deadline == Never"},
+	{"a lapsed claim is answered", part, "	p.inFlight = 0\n	p.mustClaim = true\n	p.unclaimed = 0\n", "	p.mustClaim = true\n	p.unclaimed = 0\n"},
+	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.mustClaim = 0, true", "\t\tp.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
 	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},
 	// Expiry, and its clock.
@@ -62,13 +62,13 @@ var allByHand = []byHand{
 	// Local refusals.
 	{"a store that is back is met by all callers at once", "leasing/lane/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
 	// Drift, and its seats.
-	{"a new tenant uses the shares of one that crashed", seats, "return max(s.Taint, s.Expires)", "return s.Taint"},
-	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.Taint = now\n\t\t\t}\n", ""},
-	{"a tenancy that the ledger had forgotten comes back without its taint", seats, "Taint: min(a.Now.Taint, now), Plan:", "Plan:"},
+	{"a new tenant uses the shares of one that crashed", seats, "return max(s.NotBefore, s.Expires)", "return s.NotBefore"},
+	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.NotBefore = now\n\t\t\t}\n", ""},
+	{"a tenancy that the ledger had forgotten comes back without its not_before", seats, "NotBefore: min(a.Now.NotBefore, now), Plan:", "Plan:"},
 	{"a seat's fence does not count for who may renew it", seats, "case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave", "case s != nil && s.Holder == a.Holder && !a.Leave"},
 	{"a tenant stops only when the ledger does", keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
 	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
-	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.Taint", "begins < 0"},
+	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.NotBefore", "begins < 0"},
 	// Accounts that move, in order and once.
 	{"a parcel that arrives twice is accepted twice", inbox, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
 	{"a parcel's receipt is forgotten before its sender has it", inbox, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},

@@ -34,8 +34,8 @@ var thePlan = plan{
 	files: []string{
 		"leasing/account/account.go", "leasing/account/bucket.go", "leasing/account/records.go", "leasing/account/recall.go", "leasing/account/refill.go", "leasing/account/span.go",
 		"leasing/account/kept.go", "leasing/account/cas.go", "leasing/account/store.go", "leasing/account/epoch.go", "leasing/account/wire.go",
-		"leasing/internal/hold/part.go", "leasing/internal/hold/key.go", "leasing/internal/hold/take.go", "leasing/internal/hold/drift.go",
-		"leasing/internal/hold/demand.go", "leasing/internal/hold/ledgerclock.go", "leasing/internal/keytable/table.go",
+		"leasing/internal/lease/part.go", "leasing/internal/lease/key.go", "leasing/internal/lease/take.go", "leasing/internal/lease/drift.go",
+		"leasing/internal/lease/demand.go", "leasing/internal/lease/ledgerclock.go", "leasing/internal/keytable/table.go",
 		"leasing/call.go", "leasing/lane.go", "leasing/batch.go", "leasing/flight.go", "leasing/late.go", "leasing/lane/lane.go", "leasing/lane/breaker.go", "leasing/reclaim.go", "leasing/shard.go", "leasing/sweep.go", "leasing/failure.go", "leasing/counter.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/stored.go",
 		"routing/request.go", "routing/instore.go", "routing/storeless.go", "routing/arrears.go", "routing/serve.go", "routing/verdict.go", "routing/undo.go", "routing/members.go", "routing/presence.go", "routing/handover.go", "routing/inbox.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go", "routing/internal/hot/here.go",
@@ -43,7 +43,7 @@ var thePlan = plan{
 	suites: []suite{
 		{dir: "leasing"},
 		{dir: "leasing/lane"},
-		{dir: "leasing/internal/hold"},
+		{dir: "leasing/internal/lease"},
 		{dir: "leasing/internal/keytable"},
 		{
 			dir:  "leasing/account",

@@ -88,8 +88,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "Envoys may let all pass where nothing is left", File: "ratelimit/rlqs/assign.go",
-		Right: "blanket(b.subject.id, nothing, denial(now, ends))",
-		Wrong: "blanket(b.subject.id, everything, denial(now, ends))",
+		Right: "allOrNothing(b.subject.id, nothing, denial(now, ends))",
+		Wrong: "allOrNothing(b.subject.id, everything, denial(now, ends))",
 	},
 }
 

@@ -75,7 +75,7 @@ const verifyEvery = 500 * time.Millisecond
 // totals are unstated.
 func (n *node) verify() {
 	n.run(func() {
-		n.stepped.Greet()
+		n.stepped.Beat()
 		n.pump()
 		if n.stepped.Restating() && n.hung == 0 {
 			_, _ = n.ledger.Prolong(context.Background()) // it never fails

@@ -54,63 +54,63 @@ var planted = []struct {
 		Wrong: "return int64(burst) * Micro }",
 	}},
 	{4, plant.Bug{
-		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",
+		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/lease/part.go",
 		Right: "p.Taken += g.Owned(n, &m.Claim.Limit)",
 		Wrong: "p.Taken += n",
 	}},
 	{28, plant.Bug{
-		Name: "restating of drift confirms it", File: "leasing/internal/hold/part.go",
+		Name: "restating of drift confirms it", File: "leasing/internal/lease/part.go",
 		Right: "p.Taken += max(0, m.Drift()-over)",
 		Wrong: "p.Taken += m.Drift() + 0*over",
 	}},
 	{28, plant.Bug{
-		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
-		Right: "p.fresh = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = p.Spent",
-		Wrong: "p.fresh = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = min(p.Taken, p.Spent)",
+		Name: "a claim does not say what was spent", File: "leasing/internal/lease/part.go",
+		Right: "p.unclaimed = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = p.Spent",
+		Wrong: "p.unclaimed = 0\n\tc.Window = p.Window\n\tc.Taken = p.Taken\n\tc.Spent = min(p.Taken, p.Spent)",
 	}},
 	{632, plant.Bug{
-		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
+		Name: "a window is entered that may not have begun", File: "leasing/internal/lease/key.go",
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
 	}},
 	{439, plant.Bug{
-		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
+		Name: "a window is spent of when it may be over", File: "leasing/internal/lease/key.go",
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = (&LedgerClock{Lo: there.Lo, Hi: there.Lo, At: there.At}).NotBefore(now,",
 	}},
 	{1698, plant.Bug{
-		Name: "what drifted in the window before does not count", File: "leasing/internal/hold/key.go",
+		Name: "what drifted in the window before does not count", File: "leasing/internal/lease/key.go",
 		Right: "carried = e.Drift()",
 		Wrong: "carried = 0 * e.Drift()",
 	}},
 	{4, plant.Bug{
-		Name: "a refusal charges only what is left", File: "leasing/internal/hold/take.go",
+		Name: "a refusal charges only what is left", File: "leasing/internal/lease/take.go",
 		Right: "e.charge(a.Cost, &e.Charged)\n\tif known",
 		Wrong: "e.charge(v.Charged, &e.Charged)\n\tif known",
 	}},
 	{9, plant.Bug{
-		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
+		Name: "a node spends what it has where there is debt", File: "leasing/internal/lease/take.go",
 		Right: "e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand",
 		Wrong: "e.spendInHand",
 	}},
 	{14, plant.Bug{
-		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",
+		Name: "a share is spent again and again", File: "leasing/internal/lease/drift.go",
 		Right: "if a.Cost > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
 	{219, plant.Bug{
 		Name: "a key that was forgotten comes back under its old name", File: "leasing/late.go",
-		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
+		Right: "return f.name + ratelimit.Holder(k.cell.Val.alias)",
 		Wrong: "return f.name",
 	}},
 	{2641, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
-		Right: "case c.Val.stated != life && is.epoch.ID != 0:",
-		Wrong: "case c.Val.stated != life && is.epoch.ID == 1<<63:",
+		Right: "case c.Val.reportedLife != life && is.epoch.ID != 0:",
+		Wrong: "case c.Val.reportedLife != life && is.epoch.ID == 1<<63:",
 	}},
 	{35, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",
-		Right: "k.Resign(hold.Never)",
+		Right: "k.Resign(lease.Never)",
 		Wrong: "",
 	}},
 	{89, plant.Bug{
@@ -136,7 +136,7 @@ var planted = []struct {
 	{48, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
 		Right: "t := s.ended(); now >= s.Expires && (best",
-		Wrong: "t := s.Taint; (best",
+		Wrong: "t := s.NotBefore; (best",
 	}},
 	{67, plant.Bug{
 		Name: "an account moves without its sum", File: "leasing/handover.go",

@@ -132,7 +132,7 @@ func (n *node) sweep() {
 // verify reads the ledger's epoch, as each process does periodically, and prolongs its youth while the node
 // has more to state.
 func (n *node) verify() {
-	n.stepped.Greet()
+	n.stepped.Beat()
 	n.send()
 	if n.stepped.Restating() {
 		n.store.prolong(n)
@@ -261,7 +261,7 @@ func (n *node) leave() {
 // goodbye gives back leases.
 func (n *node) goodbye() {
 	n.store.tell(n, n.stepped.Release())
-	if a, ok := n.keeper.Leaving(!n.stepped.Drifting()); ok {
+	if a, ok := n.keeper.Resign(!n.stepped.Drifting()); ok {
 		n.store.leave(n, a)
 	}
 	n.end()
@@ -282,6 +282,6 @@ func (n *node) sit() {
 // sat applies the answer.
 func (n *node) sat(sent ratelimit.Instant, a approx.Application, plan approx.Plan, t approx.Tenancy, err error) {
 	n.keeper.Answer(sent, a, plan, t, err)
-	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.Taint, err)
+	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.NotBefore, err)
 	n.in(approx.SeatTTL/20, n.sit)
 }

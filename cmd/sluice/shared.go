@@ -151,7 +151,7 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		case t.Seat < 0:
 			log.Info("no drift seat: here, mode approx works like leasing")
 		default:
-			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
+			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.NotBefore)).UTC())
 		}
 	}
 }

@@ -26,8 +26,8 @@ type CAS struct {
 	store  Store
 	prefix string
 	known  atomic.Pointer[known]
-	// greeted is the version of the epoch's record at the last read without claims.
-	greeted atomic.Uint64
+	// lastBeat is the version of the epoch's record at the last read without claims.
+	lastBeat atomic.Uint64
 	// OnRecall, if set before the first claim, is called for each recall, which then is not sent to its node.
 	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
 	recalls  chan recalled // on their way to the store
@@ -325,7 +325,7 @@ func (k *known) older(own *Record, is *ratelimit.Epoch) bool {
 // advance gives the epoch's record another version, unless another node has done so since the last read without claims.
 func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 	own := s.Records[0]
-	if own.Version == 0 || l.greeted.Swap(own.Version) != own.Version {
+	if own.Version == 0 || l.lastBeat.Swap(own.Version) != own.Version {
 		return nil
 	}
 	same := Change{StoreKey: l.life(), Version: own.Version, Data: own.Data, Until: lastTime}

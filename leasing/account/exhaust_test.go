@@ -246,7 +246,7 @@ func (p *node) hear(l *letter, w *world) {
 	p.booked = g.Total
 }
 
-// broken tells which invariant does not hold.
+// broken reports which invariant does not hold.
 func (w *world) broken() error {
 	inHand := tokens(0)
 	for i := range w.holders {

@@ -106,7 +106,7 @@ func (l *Limiter) ready(ctx context.Context) {
 	defer cancel()
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()
-	l.fleet.Greet()
+	l.fleet.Beat()
 	for !l.fleet.Ready() && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():

@@ -38,8 +38,8 @@ func appendAssignment(b, id []byte, ttl time.Duration, strategy func([]byte) []b
 	})
 }
 
-// blanket lets everything pass for a while, or nothing.
-func (s *Session) blanket(id []byte, what passes, ttl time.Duration) {
+// allOrNothing lets everything pass for a while, or nothing.
+func (s *Session) allOrNothing(id []byte, what passes, ttl time.Duration) {
 	rule := typev3.RateLimitStrategy_DENY_ALL
 	if what == everything {
 		rule = typev3.RateLimitStrategy_ALLOW_ALL

@@ -27,7 +27,7 @@ type budget struct {
 // is known to within the jitter of answers: a change of more than half a window is more. A clock that is set ahead may
 // begin another window that ends at nearly the same time.
 func (x *budget) turned(b *bucket, ends instant) bool {
-	return x.ends.Sub(ends) > sublease.WindowOf(&b.terms.rule.Limit)/2 || b.paid.window != 0 && x.window > b.paid.window
+	return x.ends.Sub(ends) > sublease.WindowOf(&b.offer.rule.Limit)/2 || b.paid.window != 0 && x.window > b.paid.window
 }
 
 // work does the due work: ended windows, and leases for buckets that need one. Leases wait for the
@@ -55,16 +55,17 @@ func (s *Session) work(ctx context.Context, now instant) {
 // simple does what needs no budget, and reports whether a lease may be needed.
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
-	case b.leaving != abandoned && b.terms.how == granted:
+	case b.leaving != abandoned && b.offer.how == granted:
 		return true
 	case b.leaving == abandoned, b.holding.Idle() >= ForgottenAfter:
 		b.leaving = abandoned
 		s.abandon(b.subject.id)
 		s.node.stats.Abandoned.Add(1)
-	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
-	case b.blanketAt == 0 || now.Sub(b.blanketAt) >= sublease.LongestTTL/2:
-		s.blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL)
-		b.blanketAt = now
+	// A rule that lets all pass, or nothing, expires at the Envoy: it is repeated in the first report after half of
+	// its time.
+	case b.repeatedAt == 0 || now.Sub(b.repeatedAt) >= sublease.LongestTTL/2:
+		s.allOrNothing(b.subject.id, b.offer.how == allowAll, sublease.LongestTTL)
+		b.repeatedAt = now
 	}
 	b.due = false
 	return false
@@ -76,8 +77,8 @@ func (s *Session) turn(ctx context.Context, now instant) {
 	for _, b := range s.buckets {
 		switch at := s.turnOf(b); {
 		case at == 0 || now < at:
-		case b.waits(now):
-			b.turnAt = 0
+		case b.canWait(now):
+			b.windowEnd = 0
 		default:
 			over = append(over, b)
 		}
@@ -86,7 +87,7 @@ func (s *Session) turn(ctx context.Context, now instant) {
 	for i, b := range over {
 		// A bucket that is silent gets its next lease when it reports, not at each turn.
 		b.due = b.due || !b.holding.Silent(now) && b.leaving == staying
-		b.turnAt = budgets[i].ends.Add(turnLag)
+		b.windowEnd = budgets[i].ends.Add(turnLag)
 	}
 }
 
@@ -94,11 +95,11 @@ func (s *Session) turn(ctx context.Context, now instant) {
 // Ten thousand requests for leases in the same moment would keep calls of RLS waiting, so they take turns.
 // Charges to the next window are made without delay.
 func (s *Session) turnOf(b *bucket) instant {
-	if b.turnAt == 0 || b.refills() || b.holding.Crossing() > 0 {
-		return b.turnAt
+	if b.windowEnd == 0 || b.refills() || b.holding.Crossing() > 0 {
+		return b.windowEnd
 	}
 	all := min(time.Duration(s.node.stats.Streams.Load())*turnEach, longestTurn)
-	return b.turnAt.Add(time.Duration(s.place * float64(all)))
+	return b.windowEnd.Add(time.Duration(s.phase * float64(all)))
 }
 
 // look asks what there is of the buckets' budgets, and enters windows that have begun.
@@ -150,25 +151,25 @@ func (b *bucket) refilling(now instant) budget {
 	if now >= ends { // or it has none yet
 		ends = now.Add(sublease.BucketWindow)
 	}
-	left, limit := b.pool.level(now, &b.terms.asking.Limit)
+	left, limit := b.pool.level(now, &b.offer.asking.Limit)
 	return budget{left: left, ends: ends, limit: limit}
 }
 
 // windowed is what a verdict says. The wall clock says when the window ends without a ledger, and in debt of a sliding
 // window: its verdict has the time until that is paid. Without a ledger, only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
-	l := &b.terms.asking.Limit
+	l := &b.offer.asking.Limit
 	owes := v.OverLimit && l.Algorithm == ratelimit.SlidingWindow
 	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 && !owes {
-		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.terms.asking)}
+		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.offer.asking)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
 	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of it.
-	left := b.terms.rule.LocalShare(0).Limit.Capacity()
+	left := b.offer.rule.LocalShare(0).Limit.Capacity()
 	switch {
 	case owes:
 		left = 0
-	case b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen:
+	case b.offer.rule.Coordination.OnStoreFailure == ratelimit.FailOpen:
 		left = l.Capacity()
 	}
 	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at)), limit: l}
@@ -179,7 +180,7 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	budgets := s.look(ctx, now, of)
 	demands, ends := s.scratch.demands[:0], s.scratch.ends[:0]
 	for i, b := range of {
-		b.turnAt = budgets[i].ends.Add(turnLag)
+		b.windowEnd = budgets[i].ends.Add(turnLag)
 		if sublease.TTL(now, budgets[i].ends) == 0 {
 			continue // not one whole second: it stays due until the next window
 		}
@@ -211,7 +212,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		return 0, true
 	}
 	holders, perSec := b.pool.sums()
-	asking := *b.terms.asking
+	asking := *b.offer.asking
 	asking.Limit = *of.limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
 		Limit: of.limit.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
@@ -239,7 +240,7 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	}
 	ttl := sublease.TTL(now, ends)
 	// Without this first action Envoy would scale the rest of the bucket before, or keep it (see the package's doc).
-	s.blanket(b.subject.id, nothing, denial(now, ends))
+	s.allOrNothing(b.subject.id, nothing, denial(now, ends))
 	if got > 0 {
 		s.oneShot(b.subject.id, got, ttl)
 		s.node.stats.Assignments.Add(1)

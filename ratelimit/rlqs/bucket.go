@@ -10,22 +10,22 @@ import (
 )
 
 // bucket is one that a stream has subscribed to. Ten thousand streams have a hundred thousand
-// of them: what several of them share is kept once (subject, terms, pool).
+// of them: what several of them share is kept once (subject, offer, pool).
 type bucket struct {
 	of      *Session
 	subject *subject
-	terms   *terms
+	offer   *offer
 	pool    *pool
 	// levels are the entries in the rule's order, if its statistics name values of theirs.
-	levels  []config.Entry
-	holding sublease.Holding
-	shown   shown // what the pool has of it
-	place   int32 // among the pool's holders; guarded by its mu
-	paid    payment
-	// blanketAt is the time of the last blanket rule; 0: none was.
-	blanketAt instant
-	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
-	turnAt instant
+	levels    []config.Entry
+	holding   sublease.Holding
+	published published // what the pool has of it
+	index     int32     // among the pool's holders; guarded by its mu
+	paid      payment
+	// repeatedAt is the time of the last rule that lets all pass, or nothing; 0: none was.
+	repeatedAt instant
+	// windowEnd is when the window of holding is over, or is to be looked at again; 0: it has none.
+	windowEnd instant
 	// matched is the number of the rules by which it was last served (Session.generation). It keeps no old rules.
 	matched uint32
 	state
@@ -42,9 +42,9 @@ type state struct {
 	leaving leaving
 }
 
-// shown is what others see of a bucket. Its own stream writes it, under the mu of the pool that
+// published is what others see of a bucket. Its own stream writes it, under the mu of the pool that
 // the bucket has, and may read it without.
-type shown struct {
+type published struct {
 	perSecond                float64
 	charged, inUse, unproven tokens
 }
@@ -84,27 +84,27 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	if d != nil {
 		rule, key = d.MatchUnordered(entries, nil)
 	}
-	if b.terms != nil && rule == b.terms.rule {
+	if b.offer != nil && rule == b.offer.rule {
 		return
 	}
 	// A bucket that no rule ever matched gets ALLOW_ALL. One whose rule has gone is abandoned: its Envoy then
 	// subscribes anew, and gets the present rule.
-	if rule == nil && b.terms != nil { // it was removed
+	if rule == nil && b.offer != nil { // it was removed
 		b.leaving, b.due = abandoned, true
 		return
 	}
-	t := n.termsOf(rules, rule)
+	t := n.offerOf(rules, rule)
 	// A rule that changed only its limit has the same key: its holding continues.
 	if t.how != granted || b.pool == nil || b.pool.key != string(key) {
 		b.quit(n)
-		b.holding, b.turnAt = sublease.NewHolding(), 0
-		// The blanket that was sent last may say the opposite of the next.
-		b.blanketAt = 0
+		b.holding, b.windowEnd = sublease.NewHolding(), 0
+		// The rule that was sent last may say the opposite of the next.
+		b.repeatedAt = 0
 		if t.how == granted {
 			b.pool = n.join(b, key)
 		}
 	}
-	b.terms = t
+	b.offer = t
 	b.short = false
 	b.levels = nil
 	b.due = true
@@ -118,26 +118,26 @@ func (b *bucket) quit(n *Node) {
 	// Payments stay charged under the old key.
 	b.paid = payment{}
 	if b.pool != nil {
-		n.stats.Unproven.Add(-int64(b.shown.unproven))
+		n.stats.Unproven.Add(-int64(b.published.unproven))
 		n.leave(b, b.pool)
-		b.pool, b.shown = nil, shown{}
+		b.pool, b.published = nil, published{}
 	}
 }
 
 // show brings what others see of the holding up to date.
 func (b *bucket) show(n *Node) {
 	h := &b.holding
-	is := shown{h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
+	is := published{h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
 	// Most reports change nothing that others see, and must not take the pool's lock.
-	if is == b.shown {
+	if is == b.published {
 		return
 	}
-	n.stats.Unproven.Add(int64(is.unproven - b.shown.unproven))
+	n.stats.Unproven.Add(int64(is.unproven - b.published.unproven))
 	b.pool.set(b, is)
 }
 
 // refills reports whether the bucket's budget is one whose tokens come back with time alone.
-func (b *bucket) refills() bool { return sublease.Refills(&b.terms.asking.Limit) }
+func (b *bucket) refills() bool { return sublease.Refills(&b.offer.asking.Limit) }
 
 // exactBelow is the part of a limit above which leases come from the node's own tokens, which are claimed
 // ahead. Below it, tokens unspent at one node are missing at others, so leases are claimed one by one. So are
@@ -156,11 +156,11 @@ func (b *bucket) idleAfter() time.Duration {
 	return ForgottenAfter
 }
 
-// waits reports whether the bucket can wait for its next report at the end of its window, and gets its next lease then.
+// canWait reports whether the bucket waits for its next report at the end of its window, and gets its next lease then.
 // That holds if it is silent or idle. It also holds if its budget was used up: its first report in a window may include
 // usage of the previous window and of the new lease. That would count in both windows, up to a report's worth of each
 // Envoy's tokens. Tokens that may be spent in the next window must be charged to it at once.
-func (b *bucket) waits(now instant) bool {
+func (b *bucket) canWait(now instant) bool {
 	h := &b.holding
 	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)
 }
@@ -174,16 +174,16 @@ func (b *bucket) exactly(of *budget) {
 
 // ask is a question for the bucket's budget.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
-	rule := b.terms.asking
+	rule := b.offer.asking
 	if b.short || b.refills() {
-		rule = b.terms.exact
+		rule = b.offer.exact
 	}
 	return ratelimit.Ask{Rule: rule, Key: b.pool.account, Kind: kind, Cost: cost}
 }
 
 // count books what a report says in the rule's statistics.
 func (b *bucket) count(u sublease.Usage) {
-	rule := b.terms.rule
+	rule := b.offer.rule
 	if rule == nil || rule.Counters == nil {
 		return
 	}

@@ -56,7 +56,7 @@ func first(most int, pools []*pool, order func(a, b Holder) int) (holders []Hold
 		s.mu.Lock()
 		all += len(s.holders)
 		for _, b := range s.holders {
-			is := &b.shown
+			is := &b.published
 			h := Holder{s.account, b.of.Name, is.perSecond, is.charged, is.inUse, is.unproven}
 			if at, _ := slices.BinarySearchFunc(holders, h, order); at < most {
 				holders = slices.Insert(holders, at, h)[:min(most, len(holders)+1)]

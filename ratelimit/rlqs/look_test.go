@@ -21,7 +21,7 @@ func TestLargest(t *testing.T) {
 				Key: key, Name: b.of.Name, Charged: tokens(rapid.IntRange(0, 9).Draw(t, "charged")),
 				PerSecond: float64(rapid.IntRange(0, 3).Draw(t, "rate")),
 			}
-			n.join(b, key).set(b, shown{perSecond: is.PerSecond, charged: is.Charged})
+			n.join(b, key).set(b, published{perSecond: is.PerSecond, charged: is.Charged})
 			all = append(all, is)
 		}
 		most := rapid.IntRange(1, 30).Draw(t, "most")

@@ -50,8 +50,8 @@ type Node struct {
 	pools    map[string]*pool           // guarded by mu, by key. Invariant: each has a holder
 	subjects map[string]*subject        // guarded by mu, by name. Invariant: each has a user
 	held     int                        // guarded by mu: bytes of them and of their buckets, roughly
-	rules    *config.Rules              // guarded by mu: those that terms are of
-	terms    map[*ratelimit.Rule]*terms // guarded by mu
+	rules    *config.Rules              // guarded by mu: those that offers are of
+	offers   map[*ratelimit.Rule]*offer // guarded by mu
 }
 
 // NewNode makes a node without streams.
@@ -71,7 +71,7 @@ type pool struct {
 	account []byte // the same, for asks; it is not written to
 
 	mu      sync.Mutex
-	holders []*bucket // guarded by mu, as is what is shown of each. Invariant: b.place is where b is
+	holders []*bucket // guarded by mu, as is what each has published. Invariant: b.index is where b is
 	perSec  float64   // guarded by mu. Invariant: the sum of the holders', except for rounding
 	// left is what a token_bucket had at the instant at, and over its override; 0: it was never asked. Guarded by mu.
 	left tokens
@@ -113,7 +113,7 @@ func (n *Node) join(b *bucket, key []byte) *pool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b.place = int32(len(s.holders))
+	b.index = int32(len(s.holders))
 	s.holders = append(s.holders, b)
 	return s
 }
@@ -125,10 +125,10 @@ func (n *Node) leave(b *bucket, s *pool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Sums of floating-point numbers may end a little below 0.
-	s.perSec = max(0, s.perSec-b.shown.perSecond)
+	s.perSec = max(0, s.perSec-b.published.perSecond)
 	last := len(s.holders) - 1
-	s.holders[last].place = b.place
-	s.holders[b.place] = s.holders[last]
+	s.holders[last].index = b.index
+	s.holders[b.index] = s.holders[last]
 	s.holders[last] = nil
 	// A key without holders is dropped, so that keys of the past cost no memory. n.mu is held, so that no
 	// holder joins the pool meanwhile.
@@ -139,11 +139,11 @@ func (n *Node) leave(b *bucket, s *pool) {
 }
 
 // set records what has become of a holder.
-func (s *pool) set(b *bucket, is shown) {
+func (s *pool) set(b *bucket, is published) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.perSec = max(0, s.perSec+is.perSecond-b.shown.perSecond)
-	b.shown = is
+	s.perSec = max(0, s.perSec+is.perSecond-b.published.perSecond)
+	b.published = is
 }
 
 func (s *pool) sums() (holders int, perSec float64) {

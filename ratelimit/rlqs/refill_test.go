@@ -44,7 +44,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 	if forgone := n.Stats().Forgone.Load(); forgone == 0 {
 		t.Error("nothing was forgone: the test does not get to what it is about")
 	}
-	if b := s.buckets[0].terms; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
+	if b := s.buckets[0].offer; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
 		t.Errorf("it is asked for %d, want the burst without what refills in 15.6 s", b.asking.Limit.Burst)
 	}
 	if debts := s.Close(start.Add(56 * time.Second)); len(debts) != 0 {

@@ -45,7 +45,7 @@ type Session struct {
 	// Waited is for how long the message of the next Reports may have been at this node.
 	Waited time.Duration
 	node   *Node
-	place  float64 // among all streams when a window turns, from 0 to 1
+	phase  float64 // among all streams when a window turns, from 0 to 1
 	domain string
 	rules  *config.Rules // of the last message
 	// generation counts these, so that a bucket shows whether it was served by them.
@@ -64,7 +64,7 @@ type Session struct {
 func (n *Node) NewSession() *Session {
 	// Multiples of the golden ratio lie evenly, however many there are.
 	_, place := math.Modf(float64(n.sessions.Add(1)) / math.Phi)
-	return &Session{node: n, place: place}
+	return &Session{node: n, phase: place}
 }
 
 // BadReportError is the fault of an Envoy's message, which ends its stream.
@@ -178,7 +178,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 		case r.Allowed+r.Denied == 0:
 			s.abandon(id)
 		default:
-			s.blanket(id, passes(s.node.source.ShadowMode), sublease.LongestTTL)
+			s.allOrNothing(id, passes(s.node.source.ShadowMode), sublease.LongestTTL)
 		}
 		return nil, nil
 	}
@@ -199,10 +199,10 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	u.Waited = s.Waited
 	o := b.holding.Report(now, u)
 	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
-	if b.terms.how != granted {
+	if b.offer.how != granted {
 		// A rule of 0 denies by intent. Others are denied because they cannot be served so, which
 		// an operator should see.
-		if b.terms.how == denyAll && b.terms.rule.Limit.Requests > 0 {
+		if b.offer.how == denyAll && b.offer.rule.Limit.Requests > 0 {
 			n.stats.Unserved.Add(1)
 		}
 		return 0
@@ -319,7 +319,7 @@ type Debt struct {
 // that it may spend in the next window, and with reclaim those that it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.buckets {
-		if b.terms.how == granted {
+		if b.offer.how == granted {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
@@ -339,7 +339,7 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	// Without reclaim the tokens stay charged until the window ends. With it they are given back, but not before the
 	// Envoy's lease has certainly expired. What comes back with time is not given back (sublease.Refills).
 	give := min(unspent, b.paid.tokens)
-	if give > 0 && b.terms.rule.Reclaims() && back < ends {
+	if give > 0 && b.offer.rule.Reclaims() && back < ends {
 		v := b.paid.verdict(give)
 		debts = append(debts, Debt{At: back, ask: b.ask(ratelimit.Spend, give), refund: &v})
 	}

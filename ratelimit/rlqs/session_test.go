@@ -384,7 +384,7 @@ func TestRefusedLeaseTakesNothing(t *testing.T) {
 	rules := rulesOf(t, "domain: d\ndescriptors:\n"+
 		"- {key: k, rate_limit: {unit: minute, requests_per_unit: 600}}\n")
 	_, n, _ := newSession(t, &rules)
-	of := n.termsOf(rules, rules.All()[0])
+	of := n.offerOf(rules, rules.All()[0])
 	for _, r := range []*ratelimit.Rule{of.asking, of.exact} {
 		if r.Coordination.OnDeny != ratelimit.DenyRefunds {
 			t.Errorf("a refusal of %v charges", r.Limit)
@@ -440,7 +440,7 @@ func TestTurnsAreSpread(t *testing.T) {
 	s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)
 	places := map[int]int{}
 	for range 10_000 {
-		s.place = n.NewSession().place
+		s.phase = n.NewSession().phase
 		late := s.Next().Sub(turn)
 		if late < 0 || late >= longestTurn {
 			t.Fatalf("it looks %v after the window's end, want at most %v", late, longestTurn)

@@ -63,8 +63,8 @@ func TestBucketsAreSmall(t *testing.T) {
 	if each > most {
 		t.Errorf("a bucket takes %.0f bytes, the most is %d", each, most)
 	}
-	if len(n.subjects) != buckets || len(n.terms) != 1 {
-		t.Errorf("%d BucketIds and %d rules are kept, want those that there are, once", len(n.subjects), len(n.terms))
+	if len(n.subjects) != buckets || len(n.offers) != 1 {
+		t.Errorf("%d BucketIds and %d rules are kept, want those that there are, once", len(n.subjects), len(n.offers))
 	}
 	for _, s := range all {
 		s.Close(start)

@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"time"
@@ -31,7 +31,7 @@ func (p *Part) stateLease(c *account.Claim, q *Asking) {
 	p.Taken -= max(0, p.Unspent()-keeps)
 	p.Window = 0
 	p.Spent = max(0, p.Spent)
-	p.fresh = 0
+	p.unclaimed = 0
 }
 
 // beyondLease is the charge or the refund that a claim states, without the lease.
@@ -78,8 +78,8 @@ func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
 	k.carried = min(k.carried+m.Drift(), over)
 	k.Window = account.BucketSlotAt(g.At, &c.Limit)
 	k.Taken = g.Total
-	k.Spent = k.fresh
-	k.restate = false
+	k.Spent = k.unclaimed
+	k.mustClaim = false
 	k.Sum = g.Sum
 	k.LastAnswer = a.Now
 	k.Deadline = m.At.Add(lasts(&c.Limit))

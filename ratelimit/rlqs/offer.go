@@ -17,9 +17,9 @@ const (
 	denyAll                 // its rule has nothing, or cannot be served so
 )
 
-// terms are how the buckets of one rule are served. All of them have the same, and it is not
+// offer is how the buckets of one rule are served. All of them have the same, and it is not
 // changed: a copy of the rule for each would be the largest part of a bucket.
-type terms struct {
+type offer struct {
 	how  service
 	rule *ratelimit.Rule // of the configuration; nil: none matches
 	// asking is the rule for requests of tokens: with the limit of sublease.Rule, and a denial takes no tokens.
@@ -30,24 +30,24 @@ type terms struct {
 }
 
 // unmatched are those of buckets that no rule matches.
-var unmatched = &terms{how: allowAll, asking: new(ratelimit.Rule)}
+var unmatched = &offer{how: allowAll, asking: new(ratelimit.Rule)}
 
-// termsOf are a rule's, in the rules in force.
-func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
+// offerOf is a rule's, in the rules in force.
+func (n *Node) offerOf(rules *config.Rules, rule *ratelimit.Rule) *offer {
 	if rule == nil {
 		return unmatched
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Rules that are not in force any more must not be kept for their terms.
+	// Rules that are not in force any more must not be kept for their offers.
 	if n.rules != rules {
-		n.rules, n.terms = rules, map[*ratelimit.Rule]*terms{}
+		n.rules, n.offers = rules, map[*ratelimit.Rule]*offer{}
 	}
-	t := n.terms[rule]
+	t := n.offers[rule]
 	if t == nil {
-		t = &terms{how: n.serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
+		t = &offer{how: n.serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
 		t.exact = t.asking.PerRequest()
-		n.terms[rule] = t
+		n.offers[rule] = t
 	}
 	return t
 }

@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"testing"
@@ -55,7 +55,7 @@ func TestOverdueRequests(t *testing.T) {
 			Limit:        ratelimit.Limit{Algorithm: c.algorithm, Unit: ratelimit.Hour, Requests: limit},
 			Coordination: coordination,
 		}}
-		e := Entry{&c.key, &Use{Beyond: Beyond{Unasked: c.unasked}}}
+		e := Entry{&c.key, &Use{Excess: Excess{Outage: c.unasked}}}
 		if got := e.Overdue(answered.Add(c.after), a, c.alive, c.cautious); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}

@@ -1,4 +1,4 @@
-// Package hold is a node's side of one key: what this node has taken of an account and spent of it, and its next
+// Package lease is a node's side of one key: what this node has taken of an account and spent of it, and its next
 // message to the ledger. Package account is the other side.
 //
 // Guarantee: a node spends only tokens that it owns, while the window is certainly current and the lease certainly
@@ -14,5 +14,5 @@
 //	plain ------------------> in flight -----------------------------------------> plain
 //	  ^                            |  no answer, another epoch, another total
 //	  |                            v
-//	  +----------- Apply <- in flight <- restate: the next message is a claim, whose total corrects both numbers
-package hold
+//	  +----------- Apply <- in flight <- mustClaim: the next message is a claim, whose total corrects both numbers
+package lease

@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"time"
@@ -120,7 +120,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
-	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.judged
+	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.refusedLimit
 	if !known && (!reply.Waited || !reply.Last) {
 		return Asks
 	}
@@ -268,7 +268,7 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 		case v.Source == ratelimit.FromDrift:
 			e.Drifted = max(0, e.Drifted-n)
 		case v.Source == ratelimit.FromFallback:
-			e.Unasked = max(0, e.Unasked-n)
+			e.Outage = max(0, e.Outage-n)
 		}
 		e.until = 0
 	}
@@ -276,7 +276,7 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 
 // Admitted books an admission by on_store_failure, in the current window as far as it is certain.
 func (e Entry) Admitted(now instant, n tokens) {
-	e.charge(n, &e.Unasked)
+	e.charge(n, &e.Outage)
 	e.Demand.Used, e.Demand.LastUse = ratelimit.AddTokens(e.Demand.Used, n), now
 }
 
@@ -302,7 +302,7 @@ func (e Entry) Overdue(now instant, a *ratelimit.Ask, alive, cautious bool) Over
 	cautious = alive && cautious
 	if e.LastAnswer == 0 || now >= e.Till {
 		// Before the first answer for a key, one request at a time may be admitted.
-		if cautious && e.Unasked > 0 {
+		if cautious && e.Outage > 0 {
 			return Doubtful
 		}
 		return Undecided

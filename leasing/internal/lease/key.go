@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"math"
@@ -32,27 +32,27 @@ type Use struct {
 	vain              tokens  // granted for requests that left: the next message returns them
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
-	Beyond
+	Excess
 }
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
 type refusals struct {
 	// Until the instant until, a request of more than most tokens is refused. From again on, a background claim
 	// checks that.
-	until, again instant
-	most, judged tokens // judged is the limit of that refusal
-	holds        uint8  // number of times that the time to again is doubled
-	frees        bool   // a refund has returned tokens in the meantime: pauses are short
-	others       bool   // others had tokens in hand, by the last answer
+	until, again       instant
+	most, refusedLimit tokens // refusedLimit is the limit of that refusal
+	holds              uint8  // number of times that the time to again is doubled
+	frees              bool   // a refund has returned tokens in the meantime: pauses are short
+	others             bool   // others had tokens in hand, by the last answer
 }
 
-// Beyond is the reasons for usage above Taken, in this window.
-type Beyond struct {
+// Excess is the reasons for usage above Taken, in this window.
+type Excess struct {
 	Drifted tokens // from this node's share, and unconfirmed: at most the share
-	Unasked tokens // by on_store_failure
+	Outage  tokens // by on_store_failure
 	Charged tokens // after the fact or by denials, and not reported yet
-	// The maximum of the reported amounts beyond the limit: Over is of Drifted, and ByPolicy of Unasked.
-	Over, ByPolicy tokens
+	// The maximum of the reported amounts beyond the limit: OverByDrift is of Drifted, and OverByOutage of Outage.
+	OverByDrift, OverByOutage tokens
 }
 
 // Entry is the complete state of one key. Its methods must not run at the same time for the same key.
@@ -68,12 +68,12 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	if e.full && limit.Algorithm == ratelimit.FixedWindow && e.Sum >= limit.Capacity() {
 		e.until = e.Till
 		e.again = now
-		e.judged = limit.Capacity()
+		e.refusedLimit = limit.Capacity()
 	}
 }
 
 // Kept reports whether the use must be kept: it has the reasons for usage, or requests wait, or have left.
-func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 || u.Returns() }
+func (u *Use) Kept() bool { return u.Excess != (Excess{}) || u.Waiting > 0 || u.Returns() }
 
 // Refilled drops what the next message was to return: all of the bucket has refilled.
 func (u *Use) Refilled() { u.vain = 0 }
@@ -174,9 +174,9 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	next := Part{Window: w, Deadline: Never}
 	// Admissions and charges before the first answer about the window are booked in this one.
 	if e.Deadline == 0 {
-		next.Spent, next.fresh = e.Spent, max(0, e.Spent)
+		next.Spent, next.unclaimed = e.Spent, max(0, e.Spent)
 	} else {
-		e.Beyond = Beyond{}
+		e.Excess = Excess{}
 	}
 	e.Part, e.carried = next, carried
 	e.refusals = refusals{}
@@ -207,7 +207,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
 	switch {
-	case e.restate, e.Returns(), now >= e.Renews(s.Rule):
+	case e.mustClaim, e.Returns(), now >= e.Renews(s.Rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
@@ -329,8 +329,8 @@ func (e Entry) yield(now instant, keep tokens) {
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
-// Resign gives back all tokens in hand, and from then on claims only for waiting requests, until the instant: this
-// node no longer needs the key, or it ends.
+// Resign returns unspent tokens: this node no longer needs the key, or it ends. Until the instant, only waiting
+// requests cause claims.
 func (e Entry) Resign(until instant) {
 	e.GiveBack(0)
 	e.renewFrom, e.scarce = max(e.renewFrom, until), max(e.scarce, until)
@@ -342,7 +342,7 @@ func (e Entry) Forgive(underWay tokens) {
 	e.refusals = refusals{}
 	forgiven := max(0, e.Charged-underWay)
 	e.Spent -= forgiven
-	e.fresh = max(0, e.fresh-forgiven)
+	e.unclaimed = max(0, e.unclaimed-forgiven)
 	e.Charged -= forgiven
 }
 
@@ -355,8 +355,8 @@ func (e Entry) Idle(now instant) bool {
 	return !e.bucket && e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
-// Judged applies an answer that counts (Apply) to the node's own refusals.
-func (e Entry) Judged(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
+// UpdateRefusals applies an answer that counts (Apply) to the node's own refusals.
+func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.
 	switch {
@@ -384,7 +384,7 @@ func (e Entry) Judged(now instant, m *Message, g *account.Grant, rule *ratelimit
 		return
 	}
 	// Others can give back tokens in hand. The rest returns with time, or with a refund.
-	e.most, e.judged = here, limit.Capacity()
+	e.most, e.refusedLimit = here, limit.Capacity()
 	if refusing {
 		e.most += elsewhere
 	}

@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -22,7 +22,7 @@ type Part struct {
 	// or debt. Refunds of other nodes' charges can take both below 0.
 	Taken, Spent tokens
 	booked       tokens // this node's total of a window at the ledger, by the last answer
-	fresh        tokens // spent since the last claim was written: the ledger counts them as in hand
+	unclaimed    tokens // spent since the last claim was written: the ledger counts them as in hand
 	Sum          tokens // total of all nodes, by the last answer
 	// Deadline is the end of the tokens in hand: of a bucket's lease, or of the node's registration if a window's end
 	// with that. Never: they last until the window ends. 0: there is no account yet.
@@ -33,9 +33,9 @@ type Part struct {
 }
 
 type flags struct {
-	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
-	full    bool // by the last answer, nothing was free or in hand
-	bucket  bool // the account is a token bucket's
+	mustClaim bool // the next message is a claim: no answer to the last counts, or a claim is due for other reasons
+	full      bool // by the last answer, nothing was free or in hand
+	bucket    bool // the account is a token bucket's
 }
 
 // Message is a message as it was written.
@@ -81,7 +81,7 @@ func (p *Part) Unspent() tokens {
 func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 
 // Untold reports whether the ledger certainly has no record of the part: no message about it was sent.
-func (p *Part) Untold() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.restate }
+func (p *Part) Untold() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.mustClaim }
 
 // InFlight reports whether a message is in flight.
 func (p *Part) InFlight() bool { return p.inFlight != 0 }
@@ -90,10 +90,10 @@ func (p *Part) InFlight() bool { return p.inFlight != 0 }
 func (p *Part) Reported() tokens { return p.booked }
 
 // Unreported reports whether the ledger's total differs from this node's.
-func (p *Part) Unreported() bool { return p.restate || p.untold() != 0 }
+func (p *Part) Unreported() bool { return p.mustClaim || p.untold() != 0 }
 
 // Recent is what was spent since the last claim was written: for the ledger, it is in hand.
-func (p *Part) Recent() tokens { return p.fresh }
+func (p *Part) Recent() tokens { return p.unclaimed }
 
 // untold is the usage that the ledger lacks; below 0: it is to be credited.
 func (p *Part) untold() tokens {
@@ -107,7 +107,8 @@ func (p *Part) untold() tokens {
 // total. A claim is needed if the ledger must judge the message, or if others may reclaim the tokens: a draw tells
 // nothing of what is spent.
 func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
-	return q.Epoch.ID != 0 && !q.Young && !p.restate && p.Deadline == Never && p.Taken == p.booked && p.draws(&c.Limit)
+	return q.Epoch.ID != 0 && !q.Young && !p.mustClaim && p.Deadline == Never && p.Taken == p.booked &&
+		p.draws(&c.Limit)
 }
 
 // draws reports whether there is plenty, by the last answer.
@@ -143,7 +144,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	if p.Taken > p.Spent && q.Now >= p.Deadline {
 		p.Taken = p.Spent
 	}
-	p.fresh = 0
+	p.unclaimed = 0
 	c.Window = p.Window
 	c.Taken = p.Taken
 	c.Spent = p.Spent
@@ -153,14 +154,14 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 func (p *Part) Lapse() {
 	p.Taken = min(p.Taken, p.Spent)
 	p.inFlight = 0
-	p.restate = true
-	p.fresh = 0
+	p.mustClaim = true
+	p.unclaimed = 0
 }
 
 // Lost notes that the message in flight has no answer.
 func (p *Part) Lost(m *Message) {
 	if p.inFlight == m.Number {
-		p.inFlight, p.restate = 0, true
+		p.inFlight, p.mustClaim = 0, true
 	}
 }
 
@@ -202,9 +203,9 @@ func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	if counts && !young {
 		return true
 	}
-	p.restate = true
+	p.mustClaim = true
 	if young && stated && (!p.bucket || m.Claim.Window == account.Stated) {
-		p.restate = false
+		p.mustClaim = false
 		p.booked = g.Total
 		p.Sum = g.Sum
 		p.LastAnswer = a.Now
@@ -217,7 +218,7 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	n := m.Claim.Want
 	if g.Total != p.booked+n {
 		// An earlier draw arrived late, or twice, or the ledger has lost the record.
-		p.restate = true
+		p.mustClaim = true
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
@@ -226,7 +227,7 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	p.LastAnswer = a.Now
 	p.full = false
 	if p.Taken != p.booked { // the part beyond the limit goes back with the next claim
-		p.restate = true
+		p.mustClaim = true
 	}
 	return true
 }
@@ -237,7 +238,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	p.Taken += g.Granted + cut
 	p.Spent += cut
 	p.Taken += max(0, m.Drift()-over) // only tokens within the limit confirm drift
-	p.restate = false
+	p.mustClaim = false
 	p.booked = g.Total
 	p.Sum = g.Sum
 	p.LastAnswer = a.Now
@@ -245,14 +246,14 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 }
 
 // Restate makes the next message a claim, to state this node's total.
-func (p *Part) Restate() { p.restate = true }
+func (p *Part) Restate() { p.mustClaim = true }
 
 // record counts n more tokens as spent, and as not yet stated by a claim.
-func (p *Part) record(n tokens) { p.Spent, p.fresh = p.Spent+n, p.fresh+n }
+func (p *Part) record(n tokens) { p.Spent, p.unclaimed = p.Spent+n, p.unclaimed+n }
 
 // unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand.
 func (p *Part) unspend(n tokens) {
-	back := max(0, min(n, p.fresh))
+	back := max(0, min(n, p.unclaimed))
 	p.record(-back)
 	p.Refund(n - back)
 }
@@ -272,6 +273,6 @@ func (p *Part) Refund(n tokens) {
 func (p *Part) GiveBack(keep tokens) {
 	if hand := p.Taken - p.Spent; hand > keep && !p.bucket {
 		p.Taken -= hand - keep
-		p.restate = true
+		p.mustClaim = true
 	}
 }

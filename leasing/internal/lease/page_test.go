@@ -1,4 +1,4 @@
-package hold
+package lease
 
 import (
 	"fmt"
@@ -33,24 +33,24 @@ func TestPageConstants(t *testing.T) {
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}
 	rule := &ratelimit.Rule{Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 1}
-	page.Constants([]string{"hold"}, map[string][]string{
-		"hold.mayDraw": eighths(t, func(sum tokens) bool {
+	page.Constants([]string{"lease"}, map[string][]string{
+		"lease.mayDraw": eighths(t, func(sum tokens) bool {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
 			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &account.Claim{Limit: limit})
 		}),
-		"hold.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
-		"hold.lasts":          {fmt.Sprintf("%d/4", 4*lasts(&bucket)/account.BucketSlot(&bucket))},
-		"hold.soon":           of(soon),
-		"hold.slow":           of(slow),
-		"hold.paced":          of(paced),
-		"hold.scarce":         of(scarce),
-		"hold.refusal":        of(refusal),
-		"hold.doublings":      count(doublings),
-		"hold.seldom":         count(seldom),
-		"hold.idle":           of(idle),
-		"hold.Horizon":        of(Horizon),
-		"hold.rarelyRefunded": count(rarelyRefunded),
-		"hold.MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
+		"lease.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
+		"lease.lasts":          {fmt.Sprintf("%d/4", 4*lasts(&bucket)/account.BucketSlot(&bucket))},
+		"lease.soon":           of(soon),
+		"lease.slow":           of(slow),
+		"lease.paced":          of(paced),
+		"lease.scarce":         of(scarce),
+		"lease.refusal":        of(refusal),
+		"lease.doublings":      count(doublings),
+		"lease.seldom":         count(seldom),
+		"lease.idle":           of(idle),
+		"lease.Horizon":        of(Horizon),
+		"lease.rarelyRefunded": count(rarelyRefunded),
+		"lease.MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
 	})
 }
 
