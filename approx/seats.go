@@ -32,7 +32,7 @@ type Application struct {
 type Tenancy struct {
 	Seat  int             // -1: all are taken
 	Fence ratelimit.Fence // issued when the seat was taken; each is greater than all before
-	// Taint is when an earlier tenancy ended that may have left unconfirmed
+	// NotBefore is when an earlier tenancy ended that may have left unconfirmed
 	// spending behind: windows that began before it are not to be spent in.
 	NotBefore ratelimit.LedgerTime
 	// Agreed says that all tenants have the same plan, and Since from when on none has spent under another.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -17,7 +17,7 @@ import (
 // core is one decision without a wire: match a descriptor, take from a lease.
 type core struct {
 	domain   *config.Domain
-	limiter  *leasing.Local
+	limiter  *local.Limiter
 	entries  []config.Entry
 	key      []byte
 	asks     []ratelimit.Ask
@@ -31,7 +31,7 @@ func newCore(tb testing.TB) *core {
 		tb.Fatal(problems)
 	}
 	return &core{
-		domain: rules.Domain("bench"), limiter: leasing.NewLocal(1_500_000, 1, time.Unix(1_800_000_000, 0)),
+		domain: rules.Domain("bench"), limiter: local.New(1_500_000, 1, time.Unix(1_800_000_000, 0)),
 		entries: []config.Entry{{Key: "generic_key", Value: "api"}, {Key: "api_key"}},
 		key:     make([]byte, 0, 256), asks: make([]ratelimit.Ask, 1), verdicts: make([]ratelimit.Verdict, 1),
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -26,15 +27,15 @@ func (f *Fleet) settle(l *fleetLane, all []message) {
 	b := f.pack(l, all)
 	grants := make([]account.Grant, len(b.claims))
 	if !l.Allow(b.sent) {
-		b.failed(errBreaker)
+		b.failed(lane.ErrOpen)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), lane.TimeLimit)
 	defer cancel()
 	var epoch ratelimit.Epoch
 	var from, to ledgerTime
 	var err error
-	if p, ok := f.ledger.(Partitioned); ok && len(b.claims) == 0 {
+	if p, ok := f.ledger.(account.Partitioned); ok && len(b.claims) == 0 {
 		epoch, from, to, err = p.Ask(ctx, l.part)
 	} else {
 		epoch, from, err = f.ledger.Settle(ctx, b.claims, grants)
@@ -99,7 +100,7 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 // observe applies the ledger's time and its epoch.
 func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	switch {
-	case errors.Is(err, errBreaker): // it was not sent
+	case errors.Is(err, lane.ErrOpen): // it was not sent
 		return
 	case errors.Is(err, account.ErrMoved):
 		l.Undecided()

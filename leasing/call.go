@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -235,7 +236,7 @@ func (f *Fleet) enterLocked(now instant, there *lease.LedgerClock, k entry) bool
 func (c *call) askLocked(now instant, k entry, w *waiter) {
 	switch {
 	case w.counted != nil && w.counted.err != nil && !retried(w.counted.err):
-		c.failLocked(now, w, &k, reason(w.counted.err))
+		c.failLocked(now, w, &k, lane.Reason(w.counted.err))
 		return
 	case w.counted != nil && errors.Is(w.counted.err, account.ErrOver):
 		w.flight, w.counted = c.rest(time.Millisecond), nil // read the current window again, without a loop of claims

@@ -15,13 +15,15 @@
 //   - leasing/account: the ledger's side, in Redis and on other stores. It books claims, and grants tokens.
 //   - leasing/internal/lease: a node's side of one key. It spends, computes claims, and applies answers.
 //
-// Here are the shells around them, with locks, queues and clocks:
+// [Fleet] is the shell around them, with locks, queues and clocks: a node of a fleet. It has the table of keys
+// (shard.go), requests that wait (call.go), messages in flight (lane.go, batch.go), background work (sweep.go), outages
+// (failure.go), and views (look.go, stats.go). [Stepped] is a Fleet without goroutines, for simulations.
 //
-//   - [Fleet] is a node of a fleet: the table of keys (shard.go), requests that wait (call.go), messages in flight
-//     (lane.go, batch.go), background work (sweep.go, attend.go), outages (failure.go), views (look.go, stats.go).
-//     [Stepped] is a Fleet without goroutines, for simulations.
-//   - [Local] is a node that decides alone, or that owns keys (mode routing without a store). A key is a counter, and
-//     nothing ever waits.
+// Beside it are other limiters:
+//
+//   - leasing/local: a node that decides alone, or that owns keys (mode routing without a store). A key is a counter,
+//     and nothing ever waits.
+//   - leasing/slots: concurrency limits in a store.
 //
 // A request of a Fleet:
 //

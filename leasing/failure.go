@@ -114,10 +114,9 @@ func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 	}
 }
 
-// reason is why the ledger did not decide.
-func reason(err error) ratelimit.FallbackReason {
-	if errors.Is(err, errBreaker) {
-		return ratelimit.FallbackBreaker
-	}
-	return ratelimit.FallbackError
-}
+// ErrClockSet means that the ledger's clock was set.
+var ErrClockSet = errors.New("the store's clock stepped: leases are claimed anew")
+
+// ErrEvicted means that a single account was lost.
+var ErrEvicted = errors.New("the store lost an account in use, by eviction (maxmemory-policy) or deletion: its " +
+	"grants can be repeated")

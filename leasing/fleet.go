@@ -11,8 +11,27 @@ import (
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/lane"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
+
+// Short names of the domain's types, for this package.
+type (
+	instant    = ratelimit.Instant
+	ledgerTime = ratelimit.LedgerTime
+	tokens     = ratelimit.Tokens
+	window     = ratelimit.Window
+	ask        = ratelimit.Ask
+	verdict    = ratelimit.Verdict
+)
+
+// Drift is the budget of each key that this node may spend before the ledger has answered (docs/protocol.md, section
+// 12). Package approx implements it.
+type Drift interface {
+	// Share returns the tokens of that budget, for each key under the rule, in a window that began at begins by the
+	// ledger's clock. It returns 0 if this node may not drift now, and does not block.
+	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) ratelimit.Tokens
+}
 
 // FleetOptions configure a Fleet. Set them before Run.
 type FleetOptions struct {
@@ -42,8 +61,8 @@ type Fleet struct {
 	keytable.Sharding
 	names
 	shards []shard
-	alone  *Local      // for outages
-	lanes  []fleetLane // one for each part of the ledger
+	alone  *local.Limiter // for outages
+	lanes  []fleetLane    // one for each part of the ledger
 	after  func(time.Duration, func())
 	sweeper
 	ended atomic.Bool // there are no more reports to the ledger
@@ -68,23 +87,12 @@ type sweeper struct {
 	restatedKeys  int         // claims of it so far
 }
 
-// Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
-// for another. A Settle has claims of one part, and its answer is about that part.
-type Partitioned interface {
-	account.Ledger
-	Partitions() int
-	Partition(key string) int // below Partitions
-	// Ask asks a part for its epoch and its time, which bounds the clocks of all its servers. It fails if one of its
-	// servers does not answer.
-	Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error)
-}
-
 // Bounds of messages in flight.
 const (
 	flights   = 4 // concurrent round trips, to each part of the ledger
 	queueSize = 8192
-	// TimeLimit is the time after which a round trip has failed.
-	TimeLimit = time.Second
+	// KeyBytes is the maximum bytes of a key, busy keys included, for MAX_KEYS. See [local.KeyBytes].
+	KeyBytes = 800
 	// SweepEvery is the interval at which Run looks after keys without requests.
 	SweepEvery = 100 * time.Millisecond
 )
@@ -107,7 +115,7 @@ func NewFleet(
 		sweeper: sweeper{
 			gauged: gauges{sums: map[*ratelimit.RuleCounters]gauge{}},
 		},
-		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
+		alone: local.New(max(local.OverflowSlots, maxKeys/8), clock(), wall),
 		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	f.reclaim.open()
@@ -124,7 +132,7 @@ func NewFleet(
 // openLanes makes a lane for each part of the ledger.
 func (f *Fleet) openLanes() {
 	parts := 1
-	if p, ok := f.ledger.(Partitioned); ok {
+	if p, ok := f.ledger.(account.Partitioned); ok {
 		parts = p.Partitions()
 	}
 	f.lanes = make([]fleetLane, parts)
@@ -138,11 +146,11 @@ func (f *Fleet) openLanes() {
 	}
 }
 
-// SyncClock is for the budgets of this node alone; see [Local.SyncClock].
+// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock].
 func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, wall) }
 
 // Alone is this node's own budgets for outages.
-func (f *Fleet) Alone() *Local { return f.alone }
+func (f *Fleet) Alone() *local.Limiter { return f.alone }
 
 // Run sends claims until ctx is done, and then gives back all tokens in hand.
 func (f *Fleet) Run(ctx context.Context) {
@@ -304,7 +312,7 @@ func (f *Fleet) laneOf(name string) *fleetLane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
 	}
-	return &f.lanes[f.ledger.(Partitioned).Partition(name)] //nolint:forcetypeassert // openLanes has checked it
+	return &f.lanes[f.ledger.(account.Partitioned).Partition(name)] //nolint:forcetypeassert // openLanes has checked it
 }
 
 var _ interface {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -62,7 +63,7 @@ func BenchmarkKeyBytes(b *testing.B) {
 	}
 	for name, use := range map[string]func(maxKeys int) func(a *ask){
 		"alone": func(maxKeys int) func(a *ask) {
-			l := NewLocal(maxKeys, 1, time.Now())
+			l := local.New(maxKeys, 1, time.Now())
 			return func(a *ask) { l.Decide(b.Context(), 1, []ask{*a}, verdicts) }
 		},
 		"fleet": func(maxKeys int) func(a *ask) {

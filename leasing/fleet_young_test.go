@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -371,7 +372,7 @@ func TestNodeIsFoundWhileTheEpochIsYoung(t *testing.T) {
 	x.goOn(2 * time.Second)
 	used, again := x.takes(0, "k", 1), tokens(0)
 	x.goOn(time.Second)
-	p.down, p.hangs = true, TimeLimit
+	p.down, p.hangs = true, lane.TimeLimit
 	sent := p.Stats().RoundTrips
 	for end := x.now.Add(20 * time.Second); x.now < end || p.Stats().RoundTrips == sent; x.goOn(time.Millisecond) {
 		if x.now < end {

@@ -6,6 +6,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -46,10 +47,7 @@ func (fl *flight) ended() bool {
 	}
 }
 
-var (
-	errNoAnswer = errors.New("the answer is not valid for this claim")
-	errBreaker  = errors.New("the store does not answer: the breaker is open")
-)
+var errNoAnswer = errors.New("the answer is not valid for this claim")
 
 // beat asks a part of the ledger only for its time and epoch.
 type beat struct {
@@ -149,7 +147,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 	if !k.Awaits(&m.message) { // the window has turned: a late report states the rest
 		return
 	}
-	if errors.Is(b.err, errBreaker) {
+	if errors.Is(b.err, lane.ErrOpen) {
 		k.Unsent(&m.message)
 	}
 	_, is := b.lane.read()

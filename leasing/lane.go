@@ -49,7 +49,7 @@ const aliveFor = 250 * time.Millisecond
 // FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A call
 // that began earlier has then failed, and the longest pauses have passed: of the breaker, and of the client of Redis,
 // which dials once a second.
-const FoundWithin = TimeLimit + time.Second + 3*lane.BreakLongest/2
+const FoundWithin = lane.TimeLimit + time.Second + 3*lane.BreakLongest/2
 
 func (l *fleetLane) time() lease.LedgerClock {
 	there, _ := l.read()
@@ -92,7 +92,7 @@ func (f *Fleet) lane(k entry) *fleetLane {
 // sent, for the reason.
 func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	l := f.lane(k)
-	wait := gather(k.rule())
+	wait := lane.GatherFor(k.rule())
 	// A key has one message in flight: later requests look again when it is answered.
 	if m := k.use.flight; m != nil {
 		if m.background && !m.written && l.Send(m, wait) {
@@ -109,16 +109,6 @@ func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	}
 	k.use.flight = m
 	return m, 0
-}
-
-// gather is the time for which requests of a rule wait for others to share a round trip: an eighth of the time that
-// they wait for the ledger.
-func gather(r *ratelimit.Rule) time.Duration {
-	wait := r.Coordination.Deadline()
-	if r.Drifts() {
-		wait = min(wait, r.Coordination.CheckTimeout)
-	}
-	return wait / 8
 }
 
 // launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.

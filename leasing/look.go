@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -72,7 +73,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys, one lock at a time.
 func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
-	var all hottest
+	var all local.Hottest
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
@@ -83,7 +84,7 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 			}
 			k := s.with(c, u)
 			rate := u.Demand.Rate(now)
-			all.add(n, rate, func() ratelimit.HotKey {
+			all.Add(n, rate, func() ratelimit.HotKey {
 				rule := k.rule()
 				return ratelimit.HotKey{
 					Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
@@ -93,7 +94,7 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 		}
 		s.mu.Unlock()
 	}
-	return all.keys()
+	return all.Keys()
 }
 
 // Drop implements [ratelimit.Inspector]. It waits until the ledger has what this node reports of the key, and until

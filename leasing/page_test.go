@@ -30,8 +30,8 @@ func TestPageConstants(t *testing.T) {
 		}
 	}
 	failures, first, longest := breaks()
-	page.Constants([]string{"fleet", "leasing", "ratelimit"}, map[string][]string{
-		"leasing.TimeLimit":       of(TimeLimit),
+	page.Constants([]string{"fleet", "lane", "leasing", "ratelimit"}, map[string][]string{
+		"lane.TimeLimit":          of(lane.TimeLimit),
 		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
 		"ratelimit.YoungMost":     of(ratelimit.YoungMost),
 		"leasing.firstWait":       of(firstWait),

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -228,7 +229,7 @@ func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 		if !f.RegisterDue(sent) {
 			continue
 		}
-		bounded, cancel := context.WithTimeout(ctx, TimeLimit)
+		bounded, cancel := context.WithTimeout(ctx, lane.TimeLimit)
 		err := s.Register(bounded, f.name)
 		cancel()
 		f.RegisterAnswered(sent, err)
@@ -264,7 +265,7 @@ func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) (err err
 			f.note(of)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
+	ctx, cancel := context.WithTimeout(ctx, lane.TimeLimit)
 	defer cancel()
 	is, err := s.Look(ctx, of.claim.Key, of.claim.Window, &of.rule.Limit)
 	if err != nil || is == nil {

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -100,8 +102,13 @@ func TestSettlementsOfOtherWindows(t *testing.T) {
 	for _, s := range settlements {
 		t.Run(s.name, func(t *testing.T) {
 			c := newCluster(t, 2, s.limit)
-			alone := NewLocal(64, 1, testWall)
-			askAlone := func(a ratelimit.Ask) ratelimit.Verdict { a.Key = []byte("k"); return decideOne(alone, 1, a) }
+			alone := local.New(64, 1, time.Unix(1_800_000_000, 0))
+			askAlone := func(a ratelimit.Ask) ratelimit.Verdict {
+				a.Key = []byte("k")
+				v := make([]ratelimit.Verdict, 1)
+				alone.Decide(t.Context(), 1, []ratelimit.Ask{a}, v)
+				return v[0]
+			}
 			fleet, one := c.ask(0, "k", ratelimit.Spend, 40), askAlone(ratelimit.Ask{Rule: c.rule, Cost: 40})
 			settle := func(what string, difference, want tokens) {
 				t.Helper()

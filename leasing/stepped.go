@@ -5,6 +5,8 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/lane"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -24,7 +26,7 @@ func NewStepped(
 ) *Stepped {
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
 	f.Hash = keytable.Hasher{}
-	f.alone = NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall).Predictable()
+	f.alone = local.New(max(local.OverflowSlots, maxKeys/8), clock(), wall).Predictable()
 	f.after = after
 	f.Random = random
 	f.RawNames = true
@@ -33,7 +35,7 @@ func NewStepped(
 
 // Divide sets the parts of the ledger, before the node is used. The driver settles each batch at its part
 // (Batch.Part). It does not call Settle.
-func (s *Stepped) Divide(ledger Partitioned) {
+func (s *Stepped) Divide(ledger account.Partitioned) {
 	s.ledger = ledger
 	s.openLanes()
 }
@@ -92,7 +94,7 @@ func (s *Stepped) Batch() *Batch {
 				return &Batch{b}
 			}
 			l.Settled()
-			b.failed(errBreaker)
+			b.failed(lane.ErrOpen)
 		}
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -17,7 +17,7 @@ import (
 const outageKeys = 10_000
 
 // newCore makes a core that decides by fallback when an owner does not answer.
-func newCore(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
+func newCore(o Options, clock ratelimit.Clock, fallback *local.Limiter) *core {
 	c := &core{
 		identity: identity{options: o, began: clock()}, env: env{clock: clock},
 		deciders:   deciders{fallback: fallback},
@@ -30,7 +30,7 @@ func newCore(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 }
 
 // storeless has budgets in this process, which move with their keys.
-func (c *core) storeless(l *leasing.Local) {
+func (c *core) storeless(l *local.Limiter) {
 	c.local = l
 	c.mover.underway = map[uint64]string{}
 }

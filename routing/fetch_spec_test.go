@@ -7,7 +7,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -120,7 +120,7 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 	key := a.ownedBy("a:1")
 	w := moved.NewWriter(c.local.LedgerNow(s.now))
 	here := c.local.LedgerNow(s.now)
-	w.Account(key, &leasing.Account{State: int64(s.rule.Limit.WindowAt(here)), Sum: 1, Begins: here, Ends: here.Add(time.Minute)})
+	w.Account(key, &local.Account{State: int64(s.rule.Limit.WindowAt(here)), Sum: 1, Begins: here, Ends: here.Add(time.Minute)})
 	var said []*wire.Frame
 	c.serve(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Frame{
 		Fetches: []*wire.Fetch{{Id: 3, Key: a.ownedBy("b:1"), Ring: c.view.Load().digest}},

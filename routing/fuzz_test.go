@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 	"github.com/sluice-gate/sluice/ratelimit/table"
@@ -43,7 +43,7 @@ var base = time.Unix(1_800_000_000, 0)
 
 func newTarget(t *testing.T) *target {
 	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7}}
-	local := leasing.NewLocal(64, x.now, base)
+	local := local.New(64, x.now, base)
 	x.core = newCore(Options{Addr: "own:1", Table: newTable()}, func() instant { return x.now }, local) // small: each input has its own
 	x.driver, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
@@ -84,7 +84,7 @@ func (x *target) waits() {
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.mu.Unlock()
 	x.peer.mu.Lock()
-	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: leasing.Account{State: 1, Begins: 1, Ends: 2}})
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: local.Account{State: 1, Begins: 1, Ends: 2}})
 	x.peer.out.seal()
 	x.peer.mu.Unlock()
 	for x.peer.take(x.stamp()) != nil {
@@ -201,7 +201,7 @@ func (x *target) handsOn(key []byte) {
 func frames(x *target) map[string]*wire.Frame {
 	own, rule := x.key("own:1"), ruleBytes(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
-	parcel := func(a leasing.Account) []byte {
+	parcel := func(a local.Account) []byte {
 		w := moved.NewWriter(ratelimit.LedgerTime(here))
 		w.Account(own, &a)
 		return w.B
@@ -220,9 +220,9 @@ func frames(x *target) map[string]*wire.Frame {
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().digest}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().digest, DoneChanges: 3, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Begins: ratelimit.LedgerTime(here), Ends: ratelimit.LedgerTime(here) + 60_000_000})}},
-		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, Begins: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60})}},
-		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61})}, Sent: math.MaxInt64},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(local.Account{State: int64(window), Sum: 3, Begins: ratelimit.LedgerTime(here), Ends: ratelimit.LedgerTime(here) + 60_000_000})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(local.Account{Algorithm: ratelimit.TokenBucket, Begins: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(local.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61})}, Sent: math.MaxInt64},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
 			{Id: 2, Remaining: 7, Window: int64(window)},

@@ -5,7 +5,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -36,7 +36,7 @@ const (
 func (m *mover) begin() {
 	m.state = walking
 	m.next = walked
-	m.visit = leasing.Visit{}
+	m.visit = local.Visit{}
 	m.full = nil
 }
 

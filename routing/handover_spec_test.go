@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -57,7 +57,7 @@ func TestMostInboxes(t *testing.T) {
 func (s *script) accounts(keys ...[]byte) []byte {
 	w := moved.NewWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
 	for _, k := range keys {
-		w.Account(k, &leasing.Account{State: int64(s.rule.Limit.WindowAt(1_800_000_000_000_000)), Sum: 4, Begins: 1_800_000_000_000_000, Ends: 1_800_000_060_000_000})
+		w.Account(k, &local.Account{State: int64(s.rule.Limit.WindowAt(1_800_000_000_000_000)), Sum: 4, Begins: 1_800_000_000_000_000, Ends: 1_800_000_060_000_000})
 	}
 	return w.B
 }
@@ -144,7 +144,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		taken  bool
 	}{{here, true}, {here.Add(moved.MostApart), true}, {here.Add(moved.MostApart) + 1, false}} {
 		w := moved.NewWriter(here)
-		w.Account(keyOf(i), &leasing.Account{State: int64(window), Sum: 4, Begins: x.begins, Ends: x.begins.Add(time.Minute)})
+		w.Account(keyOf(i), &local.Account{State: int64(window), Sum: 4, Begins: x.begins, Ends: x.begins.Add(time.Minute)})
 		rejected := c.stats.rejected[rejectedAccount].Load()
 		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.B})
 		a, ok := c.local.TakeOut(s.now, keyOf(i))

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -450,7 +450,7 @@ func TestWrongGossipIsCounted(t *testing.T) {
 		default:
 		}
 	}}
-	n := New(leasing.NewLocal(10, w.clock(), w.wall), o, w.clock, w.wall)
+	n := New(local.New(10, w.clock(), w.wall), o, w.clock, w.wall)
 	bad, err := NewGossip(free[1], "10.0.0.2:1", "another-secret-of-16", []string{at})
 	if err != nil {
 		t.Fatal(err)

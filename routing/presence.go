@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -207,7 +207,7 @@ func (c *core) rest() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := len(c.mover.underway) + c.arrears.len()
-	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
+	for visit := (local.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
 	return n
 }

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -73,7 +73,7 @@ func TestUntrackedKeyHasOneLimit(t *testing.T) {
 	s, a := newPair(t)
 	s.rule.Path = "user"
 	b, key := s.nodes["b:1"].core, []byte(nil)
-	b.local = leasing.NewLocal(1, s.now, time.Unix(1_800_000_000, 0))
+	b.local = local.New(1, s.now, time.Unix(1_800_000_000, 0))
 	b.base = baseOf{b.local}
 	for k := 0; b.local.Stats().Overflow == 0; k++ {
 		if key = keyOf(k); b.ownerOf(key) == "b:1" {

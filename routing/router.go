@@ -168,7 +168,7 @@ func (r *Router) Leave(ctx context.Context) {
 	}
 }
 
-// SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
+// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock].
 func (c *core) SyncClock(now ratelimit.Instant, wall time.Time) { c.fallback.SyncClock(now, wall) }
 
 // Fallbacks counts decisions made because an owner did not answer.

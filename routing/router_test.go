@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -74,7 +74,7 @@ func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCre
 // make makes a node that does not run.
 func (w *ringWorld) make(i int, secret string, client credentials.TransportCredentials) *node {
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
-	n.Router = New(leasing.NewLocal(w.tableSize, w.clock(), w.wall), Options{
+	n.Router = New(local.New(w.tableSize, w.clock(), w.wall), Options{
 		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client, HotRate: w.hotRate,
 		OnPeer: func(addr string, err error) {
 			select {

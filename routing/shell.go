@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -362,7 +362,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		o.TLS = dialled
 	}
 	// The core's options are those with the credentials that are dialled with.
-	r.core = newCore(o, clock, leasing.NewLocal(outageKeys, clock(), wall))
+	r.core = newCore(o, clock, local.New(outageKeys, clock(), wall))
 	// Gossip began before there was a router to count its refusals.
 	if g, ok := o.Discovery.(*Gossip); ok {
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
@@ -374,10 +374,10 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	r.base = baseOf{base}
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
 	// asked. With two of them, a node would admit twice what the rule declares.
-	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
+	if f, ok := base.(interface{ Alone() *local.Limiter }); ok {
 		r.fallback = f.Alone()
 	}
-	if local, ok := base.(*leasing.Local); ok {
+	if local, ok := base.(*local.Limiter); ok {
 		r.storeless(local)
 	}
 	return r

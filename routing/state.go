@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/routing/internal/hot"
@@ -82,9 +82,9 @@ type deciders struct {
 	// share it, and nothing moves when the ring changes. The owner is only the node that leases, and a node that
 	// cannot reach it leases from the store itself. Without a store, accounts are handed over, and until all have
 	// been, an owner fetches those that may be elsewhere.
-	local *leasing.Local
+	local *local.Limiter
 	// fallback decides under on_store_failure: local when an owner does not answer.
-	fallback *leasing.Local
+	fallback *local.Limiter
 }
 
 // inStore reports whether a store has the remainder of each key.
@@ -268,7 +268,7 @@ type mover struct {
 	state walk
 	// next is the state after this round.
 	next  walk
-	visit leasing.Visit
+	visit local.Visit
 	// full is the node whose room the walk waits for; nil: none.
 	full  *member
 	retry instant // of a walk that is stuck, at the earliest

@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -15,7 +15,7 @@ import (
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
+	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.driver = s
 	c.random = o.Random

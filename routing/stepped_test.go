@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/ring"
 )
@@ -42,7 +42,7 @@ type scriptNode struct {
 	*Stepped
 	*script
 	addr    string
-	local   *leasing.Local
+	local   *local.Limiter
 	alive   bool
 	paused  bool
 	later   []func()
@@ -116,7 +116,7 @@ func (s *script) start(addr string) *scriptNode {
 	n := &scriptNode{script: s, addr: addr, alive: true, streams: map[string]*int{}, last: map[string]instant{}}
 	s.nodes[addr] = n
 	clock := func() instant { return s.now }
-	n.local = leasing.NewLocal(100_000, s.now, time.Unix(1_800_000_000, 0)).Predictable()
+	n.local = local.New(100_000, s.now, time.Unix(1_800_000_000, 0)).Predictable()
 	n.Stepped = NewStepped(SteppedOptions{
 		Addr: addr, Incarnation: s.lives, Clock: clock, Wall: time.Unix(1_800_000_000, 0), After: func(d time.Duration, do func()) {
 			s.in(d, func() { n.do(do) })
@@ -254,7 +254,7 @@ func (s *script) ring(addrs ...string) {
 
 // accounts is how many accounts a node has.
 func (n *scriptNode) accounts() (all int) {
-	for v := (leasing.Visit{}); !n.local.Visit(&v, func([]byte) { all++ }); {
+	for v := (local.Visit{}); !n.local.Visit(&v, func([]byte) { all++ }); {
 	}
 	return all
 }

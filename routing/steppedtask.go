@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -160,7 +161,7 @@ type SteppedOptions struct {
 	Wall        time.Time
 	After       func(time.Duration, func()) // calls when the node's clock has gone on by that much
 	Random      func() float64
-	Local       *leasing.Local   // budgets of this process, where there is no store
+	Local       *local.Limiter   // budgets of this process, where there is no store
 	Store       *leasing.Stepped // or what leases from one
 	Wires       Wires
 	// Decided, if set, is called with each decision of this node for its peers, and Undone with each charge

@@ -55,7 +55,7 @@ var allByHand = []byHand{
 	{"a lapsed claim is answered", part, "	p.inFlight = 0\n	p.mustClaim = true\n	p.unclaimed = 0\n", "	p.mustClaim = true\n	p.unclaimed = 0\n"},
 	{"what was not answered is drawn on", part, "\t\tp.inFlight, p.mustClaim = 0, true", "\t\tp.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
-	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},
+	{"a denial is undone in part", "leasing/local/counter.go", "v.Charged+v.Debt", "v.Charged"},
 	// Expiry, and its clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},

@@ -1,6 +1,6 @@
 // Package quota plays Envoys that enforce limits themselves, and the nodes that divide budgets among them, in
 // virtual time. The clients are package envoy's. The nodes' side is rlqs.Session over the real limiters
-// (leasing.Local, or leasing.Stepped nodes that share a ledger). Only waits and the transport of messages are
+// (local.Limiter, or leasing.Stepped nodes that share a ledger). Only waits and the transport of messages are
 // this package's own.
 //
 // Guarantee: the same Options give the same Result on any machine. Every request that an Envoy passes is

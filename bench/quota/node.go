@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -29,7 +30,7 @@ func (n *node) start() {
 	w.names++
 	n.name, n.born, n.alive = w.names, w.now, true
 	wall := time.UnixMicro(int64(w.ledgerTime()))
-	n.limiter = leasing.NewLocal(1<<10, n.clock(), wall)
+	n.limiter = local.New(1<<10, n.clock(), wall)
 	if w.ledger != nil {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
 		n.stepped = leasing.NewStepped(n.name<<nameBits, 1<<10, n.clock, wall, n.after, rnd.Float64)

@@ -115,11 +115,11 @@ var planted = []struct {
 	}},
 	{89, plant.Bug{
 		Name: "all messages go to one part of the ledger", File: "leasing/fleet.go",
-		Right: "return &f.lanes[f.ledger.(Partitioned).Partition(name)]",
-		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
+		Right: "return &f.lanes[f.ledger.(account.Partitioned).Partition(name)]",
+		Wrong: "return &f.lanes[0*f.ledger.(account.Partitioned).Partition(name)]",
 	}},
 	{49, plant.Bug{
-		Name: "a node alone takes the whole limit", File: "leasing/local.go",
+		Name: "a node alone takes the whole limit", File: "leasing/local/limiter.go",
 		Right: "own.Rule = a.Rule.LocalShare(nodes)\n\tl.Decide",
 		Wrong: "own.Rule = a.Rule\n\tl.Decide",
 	}},
@@ -139,7 +139,7 @@ var planted = []struct {
 		Wrong: "t := s.NotBefore; (best",
 	}},
 	{67, plant.Bug{
-		Name: "an account moves without its sum", File: "leasing/handover.go",
+		Name: "an account moves without its sum", File: "leasing/local/handover.go",
 		Right: "	c := counter{sum: x.Sum,",
 		Wrong: "	c := counter{sum: 0 * x.Sum,",
 	}},

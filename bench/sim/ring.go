@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -17,7 +17,7 @@ import (
 type ring struct {
 	*node
 	*routing.Stepped
-	local   *leasing.Local     // the node's budgets, without a store
+	local   *local.Limiter     // the node's budgets, without a store
 	streams map[string]*stream // to others, by their addresses
 	leaving bool
 	left    bool
@@ -50,7 +50,7 @@ func (n *node) joinRing() {
 		After: func(d time.Duration, do func()) { n.in(d, func() { r.step(do) }) },
 	}
 	if w.Storeless {
-		r.local = leasing.NewLocal(max(1<<10, 4*w.Load.Keys), n.clock(), wall).Predictable()
+		r.local = local.New(max(1<<10, 4*w.Load.Keys), n.clock(), wall).Predictable()
 		o.Local = r.local
 	} else {
 		o.Store = n.stepped

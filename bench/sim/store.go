@@ -12,13 +12,14 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // store has all parts of the ledger, the seats, and the wires to them.
 type store struct {
 	*world
-	leasing.Partitioned         // nil: driven nodes call nothing of it, except Partition and Partitions below
+	account.Partitioned         // nil: driven nodes call nothing of it, except Partition and Partitions below
 	parts               []*part // Invariant: at least one; the first also has the seats
 	seats               *approx.Memory
 	slow                time.Duration
@@ -96,7 +97,7 @@ func (p *part) time() ratelimit.LedgerTime {
 	return p.origin + p.ahead + p.set + ratelimit.LedgerTime(p.now/1000)
 }
 
-// Partition implements [leasing.Partitioned].
+// Partition implements [account.Partitioned].
 func (s *store) Partition(key string) int {
 	if len(s.parts) == 1 {
 		return 0
@@ -106,7 +107,7 @@ func (s *store) Partition(key string) int {
 	return int(h.Sum32() % uint32(len(s.parts)))
 }
 
-// Partitions implements [leasing.Partitioned].
+// Partitions implements [account.Partitioned].
 func (s *store) Partitions() int { return len(s.parts) }
 
 // recall carries a recall to a holder.
@@ -178,14 +179,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
-	n.in(leasing.TimeLimit, fail(context.DeadlineExceeded))
+	n.in(lane.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
 		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that
 		// it has settled a refund: clients send nothing twice.
 		again := slices.DeleteFunc(slices.Clone(claims), func(c account.Claim) bool {
 			return c.Limit.Algorithm == ratelimit.TokenBucket
 		})
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.TimeLimit))), func() {
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*lane.TimeLimit))), func() {
 			if p.down == 0 && p.hung == 0 {
 				_, _, _, _ = p.settle(n, again)
 			}
@@ -259,7 +260,7 @@ func (s *store) register(n *node, sent ratelimit.Instant) {
 			}
 		}
 	}
-	n.in(leasing.TimeLimit, end(context.DeadlineExceeded))
+	n.in(lane.TimeLimit, end(context.DeadlineExceeded))
 	s.trip(n, p, func() { _ = p.ledger.(registrar).Register(s.ctx, n.name<<nameBits) }, end(nil))
 }
 

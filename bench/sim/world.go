@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/queue"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -108,7 +108,7 @@ func newWorld(o *Options) *world {
 	}
 	w.bound.open(w)
 	w.books.open(w)
-	w.ends = int64(o.Load.Length) + int64(leasing.TimeLimit) // work in progress at the end has ended
+	w.ends = int64(o.Load.Length) + int64(lane.TimeLimit) // work in progress at the end has ended
 	if o.Check && !o.Storeless {
 		w.ends = w.settleUp()
 	}

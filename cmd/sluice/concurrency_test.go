@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-const slots, slotSeconds = 32, 6
+const mostSlots, slotSeconds = 32, 6
 
 var slotRules = fmt.Sprintf(`domain: d
 coordination: {mode: routing, on_store_failure: closed, store_deadline: 1s}
@@ -19,7 +19,7 @@ descriptors:
   - {key: slots, rate_limit: {concurrency: %d, hold_ttl: %ds}}
   - {key: slots, value: local, coordination: {on_store_failure: local, store_deadline: 100ms}, rate_limit: {concurrency: 9, hold_ttl: 1m}}
   - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000}}
-`, slots, slotSeconds)
+`, mostSlots, slotSeconds)
 
 // crowd are clients of one key, of which each asks any node until it is admitted, is served, and ends at any node.
 type crowd struct {
@@ -87,19 +87,19 @@ func (c *crowd) whole() {
 			if hold, ok := c.holds(0, "slots", c.value, 1); ok {
 				held = append(held, hold)
 			}
-			return len(held) == slots
+			return len(held) == mostSlots
 		})
 		slow = time.Since(began) > slotSeconds*time.Second/2
 	}
 	for i := range int(c.nodes.Load()) {
-		if _, ok := c.holds(i, "slots", c.value, 1); ok {
-			c.Errorf("node %d admits one more than %d", i, slots)
+		if _, ok := c.holds(i, "mostSlots", c.value, 1); ok {
+			c.Errorf("node %d admits one more than %d", i, mostSlots)
 		}
 	}
 	giveBack()
 }
 
-func (c *crowd) usesTheLimit() bool { return c.most.Load() >= slots/2 && c.served.Load() >= 100 }
+func (c *crowd) usesTheLimit() bool { return c.most.Load() >= mostSlots/2 && c.served.Load() >= 100 }
 
 func (c *crowd) report() {
 	c.Helper()
@@ -108,10 +108,10 @@ func (c *crowd) report() {
 		n := c.clients[i].Load()
 		least, most = min(least, n), max(most, n)
 	}
-	c.Logf("at most %d of %d at once, %d were served; a client %d to %d times", c.most.Load(), slots, c.served.Load(),
+	c.Logf("at most %d of %d at once, %d were served; a client %d to %d times", c.most.Load(), mostSlots, c.served.Load(),
 		least, most)
-	if c.most.Load() > slots*c.owners {
-		c.Errorf("%d at once, must be at most %d", c.most.Load(), slots*c.owners)
+	if c.most.Load() > mostSlots*c.owners {
+		c.Errorf("%d at once, must be at most %d", c.most.Load(), mostSlots*c.owners)
 	}
 	if !c.usesTheLimit() {
 		c.Errorf("at most %d at once, and %d in all: the limit is not used", c.most.Load(), c.served.Load())

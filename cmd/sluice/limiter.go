@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
+	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -20,9 +21,9 @@ import (
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter
-	ring  *routing.Router      // nil: there is none
-	slots *leasing.Concurrency // concurrency limits in the store; nil: there is no store
-	seat  func() (int, bool)   // the drift seat, and whether one is wanted; nil: there are none
+	ring  *routing.Router    // nil: there is none
+	slots *slots.Limiter     // concurrency limits in the store; nil: there is no store
+	seat  func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
 	// run must run for it to decide. It returns when ctx is done and all is given back,
 	// or why it cannot go on.
 	run  func(context.Context) error
@@ -66,7 +67,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
 	if !c.Store.Shared() {
 		return &decider{
-			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
+			limiter: local.New(c.MaxKeys, clock(), time.Now()),
 			ping:    func(context.Context) error { return nil }, ready: func() bool { return true },
 			run: func(ctx context.Context) error {
 				<-ctx.Done()

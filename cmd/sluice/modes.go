@@ -4,7 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
+	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -41,11 +42,11 @@ type byMode struct {
 	split
 	ratelimit.Inspector // of the base
 	base                limiter
-	ring                *routing.Router      // nil: there is none
-	slots               *leasing.Concurrency // nil: there is no store
+	ring                *routing.Router // nil: there is none
+	slots               *slots.Limiter  // nil: there is no store
 }
 
-func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency) limiter {
+func newByMode(ledger limiter, ring *routing.Router, slots *slots.Limiter) limiter {
 	m := &byMode{Inspector: ledger, base: ledger, ring: ring, slots: slots}
 	m.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
 	m.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
@@ -71,7 +72,7 @@ func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency)
 }
 
 // Alone has the node's own budgets for outages, below a ring with a store.
-func (m *byMode) Alone() *leasing.Local { return m.slots.Alone }
+func (m *byMode) Alone() *local.Limiter { return m.slots.Alone }
 
 // Stats adds the decisions for which an owner did not answer, and the work of concurrency limits.
 func (m *byMode) Stats() ratelimit.LimiterStats {

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -93,9 +94,9 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 		return cli.Wrong(err)
 	}
 	c.caps = memory.Caps()
-	each := int64(leasing.FleetKeyBytes)
+	each := int64(leasing.KeyBytes)
 	if !c.Store.Shared() {
-		each = leasing.LocalKeyBytes
+		each = local.KeyBytes
 	}
 	c.MaxKeys = memory.Table(c.MaxKeys, each, log)
 	defer runtime.KeepAlive(memory.Ballast(lookup))

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -21,7 +22,7 @@ import (
 // shared is a limiter over one store, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
-	slots  *leasing.Concurrency // of limits of all units
+	slots  *slots.Limiter // of limits of all units
 	store  store.Store
 	holder ratelimit.Holder
 	keeper *approx.Keeper
@@ -45,7 +46,7 @@ func (c *serveCmd) shared(s store.Store, seats func() approx.Plan, clock ratelim
 	x := &shared{
 		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
-	x.slots = leasing.NewConcurrency(s.Ledger(), x.Alone(), clock)
+	x.slots = slots.New(s.Ledger(), x.Alone(), clock)
 	x.now.Store(&metrics.StoreNow{Address: address})
 	x.failed = pace.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
 		log.Warn("the store does not answer: "+s.Advise(err), "error", err, "round_trips", count)

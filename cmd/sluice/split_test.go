@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -24,7 +24,7 @@ func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
 func TestClockOfANodeInARing(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
 	clock := func() ratelimit.Instant { return now }
-	base := leasing.NewLocal(100, now, wall)
+	base := local.New(100, now, wall)
 	r := newByMode(base, routing.New(base, routing.Options{Addr: "a:1"}, clock, wall), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // there is no wait for a ring without this node

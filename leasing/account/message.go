@@ -111,6 +111,17 @@ type Ledger interface {
 	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error)
 }
 
+// Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
+// for another. A Settle has claims of one part, and its answer is about that part.
+type Partitioned interface {
+	Ledger
+	Partitions() int
+	Partition(key string) int // below Partitions
+	// Ask asks a part for its epoch and its time, which bounds the clocks of all its servers. It fails if one of its
+	// servers does not answer.
+	Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error)
+}
+
 // errClaim means an invalid claim. Its sender has a bug.
 var errClaim = errors.New("the claim is invalid")
 

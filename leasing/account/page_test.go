@@ -48,7 +48,7 @@ func TestPageConstants(t *testing.T) {
 		"account.wasOver":      one(strconv.Itoa(wasOver)),
 	})
 	// Each package of which there are constants has such a test.
-	want := []string{"account", "approx", "lease", "leasing", "ratelimit"}
+	want := []string{"account", "approx", "lane", "lease", "leasing", "ratelimit"}
 	if d := cmp.Diff(want, page.Packages()); d != "" {
 		t.Error(d)
 	}

@@ -51,6 +51,19 @@ type SlotAsk struct {
 	TTL   time.Duration    // maximum time of a slot
 }
 
+// SlotAskOf is an ask in the form of slots, without a key. A refund has no slot: it changes nothing.
+func SlotAskOf(a *ratelimit.Ask) SlotAsk {
+	x := SlotAsk{Slot: int64(a.Window), Limit: a.Rule.Limit.Requests, TTL: a.Rule.Limit.Period()}
+	switch {
+	case a.Window == 0:
+	case a.Kind == ratelimit.Spend:
+		x.Op = SlotTake
+	case a.Kind == ratelimit.Release:
+		x.Op = SlotGive
+	}
+	return x
+}
+
 // SlotAnswer answers a SlotAsk.
 type SlotAnswer struct {
 	Taken ratelimit.Tokens // by all, afterwards

@@ -1,8 +1,11 @@
 package lane
 
 import (
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Breaker stops calls to a dead store. The zero Breaker is closed. It is safe for concurrent use.
@@ -24,6 +27,17 @@ const (
 	// BreakLongest is the longest mean pause: so a store that is back is found within a beat.
 	BreakLongest = 250 * time.Millisecond
 )
+
+// ErrOpen is why a message was not sent.
+var ErrOpen = errors.New("the store does not answer: the breaker is open")
+
+// Reason is why a message did not decide.
+func Reason(err error) ratelimit.FallbackReason {
+	if errors.Is(err, ErrOpen) {
+		return ratelimit.FallbackBreaker
+	}
+	return ratelimit.FallbackError
+}
 
 // Allow reports whether a call may be made now. After the pause, the first caller is the probe.
 func (b *Breaker) Allow(now instant) bool {

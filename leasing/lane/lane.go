@@ -21,12 +21,24 @@ const (
 	BatchSize = 256
 	// Gather is the longest time for which a message waits for others.
 	Gather = 2 * time.Millisecond
+	// TimeLimit is the time after which a round trip has failed.
+	TimeLimit = time.Second
 	// gathered is the number of messages in a batch that is worth to wait for. A store's work for a round trip is that
 	// for some four messages, so that a larger batch saves little.
 	gathered = 4
 	// batchEvery is the mean time between batches under a load that fills them.
 	batchEvery = time.Millisecond
 )
+
+// GatherFor is the time for which requests of a rule wait for others to share a round trip: an eighth of the time that
+// they wait for the ledger.
+func GatherFor(r *ratelimit.Rule) time.Duration {
+	wait := r.Coordination.Deadline()
+	if r.Drifts() {
+		wait = min(wait, r.Coordination.CheckTimeout)
+	}
+	return wait / 8
+}
 
 // Options are the bounds of a queue, and its time.
 type Options struct {

@@ -26,13 +26,14 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Limiter takes tokens. It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
 	clock  ratelimit.Clock
-	local  *leasing.Local // without Redis
+	local  *local.Limiter // without Redis
 	fleet  *leasing.Fleet // with Redis
 	calls  sync.Pool
 	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
@@ -78,7 +79,7 @@ func New(ctx context.Context, o Options) (*Limiter, error) {
 	l.calls.New = func() any { return new(question) }
 	// Without Redis, there is nothing to run, and Close has nothing to wait for.
 	if o.Redis == nil {
-		l.local = leasing.NewLocal(o.MaxKeys, l.clock(), time.Now())
+		l.local = local.New(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
 		return l, nil
 	}

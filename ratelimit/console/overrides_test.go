@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -102,7 +102,7 @@ func newOverridable(t *testing.T) *overridable {
 		files: files, changes: new(metrics.OverrideChanges),
 	}
 	n.book = &overrides.Book{Table: records, Keeper: n.overriding, Now: func() ratelimit.LedgerTime { return at(0) }}
-	base := overrides.NewLimiter(leasing.NewLocal(100, 1, wall), records, at)
+	base := overrides.NewLimiter(local.New(100, 1, wall), records, at)
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: resetting{base, n.overriding},

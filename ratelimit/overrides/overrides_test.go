@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/table"
@@ -37,7 +38,7 @@ func newNode(t testing.TB, rules string) *node {
 		Table: records, Keeper: &table.Alone{Table: records, Wall: wall},
 		Now: func() ratelimit.LedgerTime { return at(0) },
 	}
-	n.Limiter = NewLimiter(leasing.NewLocal(200_000, 1, wall()), records, at)
+	n.Limiter = NewLimiter(local.New(200_000, 1, wall()), records, at)
 	n.load(rules)
 	return n
 }

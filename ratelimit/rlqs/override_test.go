@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
@@ -30,7 +30,7 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 		records, wall := overrides.NewTable(), func() time.Time { return time.Unix(1_800_000_000, 0) }
 		at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
 		book := overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
-		own := overrides.NewLimiter(leasing.NewLocal(100, start, wall()), records, at)
+		own := overrides.NewLimiter(local.New(100, start, wall()), records, at)
 		n := NewNode(Source{
 			Rules: func() *config.Rules { return rules }, Limiter: own,
 			Wall: func() time.Time { return time.Unix(1_800_000_000, 0) },

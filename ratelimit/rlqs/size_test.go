@@ -11,7 +11,7 @@ import (
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
@@ -21,7 +21,7 @@ func crowd(tb testing.TB, buckets int) (*Node, []byte) {
 	rules := rulesOf(tb, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 999999}\n")
 	n := NewNode(Source{
 		Rules: func() *config.Rules { return rules }, Wall: time.Now,
-		Limiter: leasing.NewLocal(1000, start, time.Unix(1_800_000_000, 0)),
+		Limiter: local.New(1000, start, time.Unix(1_800_000_000, 0)),
 	}, DefaultOptions())
 	message := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
 	for k := range buckets {

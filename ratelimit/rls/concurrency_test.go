@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
+	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -29,7 +30,7 @@ descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {concurrency: 2, hold_ttl: 60s}}
 `)
 	clock := func() ratelimit.Instant { return f.now }
-	limiter := leasing.NewConcurrency(deadSlots{}, leasing.NewLocal(100, f.now, time.Unix(1_800_000_000, 0)), clock)
+	limiter := slots.New(deadSlots{}, local.New(100, f.now, time.Unix(1_800_000_000, 0)), clock)
 	limiter.Nodes = func() int { return 1 }
 	f.limiter = limiter
 	for range 5 {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
@@ -54,7 +54,7 @@ func FuzzAnswer(f *testing.F) {
 		if len(in)%8 == 0 { // metadata cost more than all else, and their maps have no order
 			fix = full
 		}
-		fix.limiter = leasing.NewLocal(16, fix.now, time.Unix(1_800_000_015, 0))
+		fix.limiter = local.New(16, fix.now, time.Unix(1_800_000_015, 0))
 		c.in = in
 		err := fix.answer(context.Background(), c)
 		parseErr := proto.Unmarshal(in, theirs)

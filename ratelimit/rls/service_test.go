@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
@@ -100,7 +100,7 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
 	records := overrides.NewTable()
 	f.overrides = overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
-	limiter := overrides.NewLimiter(leasing.NewLocal(1000, f.now, start), records, at)
+	limiter := overrides.NewLimiter(local.New(1000, f.now, start), records, at)
 	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
 		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	return f

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -32,7 +32,7 @@ func newRecorded(t *testing.T, l ratelimit.Limit) *recorded {
 	wall := time.Unix(1_800_000_000, 0)
 	r.rule = &ratelimit.Rule{Domain: "d", Path: "k", Limit: l, Coordination: ratelimit.DefaultCoordination()}
 	r.rule.Coordination.Audit = true
-	local := leasing.NewLocal(100, r.now, wall)
+	local := local.New(100, r.now, wall)
 	r.Decisions = NewDecisions(local, file, 7, local.LedgerNow)
 	return r
 }

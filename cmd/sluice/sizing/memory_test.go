@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 )
 
 // How much memory there is, is read where each system says it.
@@ -56,13 +57,13 @@ func TestTableFitsTheMemory(t *testing.T) {
 		want     int
 		complain bool
 	}{
-		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the container", true}, 256 << 20 / leasing.LocalKeyBytes, false},
-		{leasing.FleetKeyBytes, 0, Memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.FleetKeyBytes, false},
-		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
-		{leasing.LocalKeyBytes, 0, Memory{1 << 20, "the machine", false}, leastKeys, true},
-		{leasing.LocalKeyBytes, 0, Memory{1 << 40, "the machine", false}, mostKeys, false},
-		{leasing.LocalKeyBytes, 700_000, Memory{512 << 20, "the machine", false}, 700_000, false},
-		{leasing.FleetKeyBytes, 1_000_000, Memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
+		{local.KeyBytes, 0, Memory{512 << 20, "the container", true}, 256 << 20 / local.KeyBytes, false},
+		{leasing.KeyBytes, 0, Memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.KeyBytes, false},
+		{local.KeyBytes, 0, Memory{512 << 20, "the machine", false}, 128 << 20 / local.KeyBytes, false},
+		{local.KeyBytes, 0, Memory{1 << 20, "the machine", false}, leastKeys, true},
+		{local.KeyBytes, 0, Memory{1 << 40, "the machine", false}, mostKeys, false},
+		{local.KeyBytes, 700_000, Memory{512 << 20, "the machine", false}, 700_000, false},
+		{leasing.KeyBytes, 1_000_000, Memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
 	} {
 		debug.SetMemoryLimit(c.m.Bytes) // as GOMEMLIMIT does
 		var log bytes.Buffer

@@ -4,7 +4,7 @@ import "testing"
 
 // Keys whose lengths grow over time, of which an eighth stays each time: a page is free only after its last place.
 // That is the worst case of a client that chooses the lengths of its keys, and keeps some of all earlier keys in use.
-// The bounds are those that package leasing declares (LocalKeyBytes, FleetKeyBytes), without a fleet's busy keys.
+// The bounds are those that package leasing declares (KeyBytes; local.KeyBytes), without a fleet's busy keys.
 func TestKeysThatStay(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { keysThatStay(t, 550, func(v *value) *int64 { return &v.n }) })
 	t.Run("fleet", func(t *testing.T) { keysThatStay(t, 780, func(v *ofFleet) *int64 { return &v[0] }) })

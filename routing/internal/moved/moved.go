@@ -14,7 +14,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -39,7 +39,7 @@ var errAccount = errors.New("an account in a parcel is invalid")
 // keeps them copies them.
 type Entry struct {
 	Key     []byte
-	Account leasing.Account
+	Account local.Account
 }
 
 // Plausible reports whether a node can have such an account, when this node's clock shows here. Other accounts would
@@ -88,7 +88,7 @@ func (w *Writer) time(t int64) {
 }
 
 // Account writes an account.
-func (w *Writer) Account(key []byte, a *leasing.Account) {
+func (w *Writer) Account(key []byte, a *local.Account) {
 	w.B = binary.AppendUvarint(w.B, uint64(len(key)))
 	w.B = append(w.B, key...)
 	w.B = append(w.B, byte(a.Algorithm))

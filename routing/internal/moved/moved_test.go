@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -19,7 +19,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	w := NewWriter(1_800_000_000_000_000)
 	var want []Entry
 	for i := range 1000 {
-		a := leasing.Account{
+		a := local.Account{
 			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() + below(),
 			Begins: ratelimit.LedgerTime(n()), Ends: ratelimit.LedgerTime(n()), Limit: ratelimit.Tokens(n()),
 		}
@@ -41,7 +41,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 // Whatever a peer sends as a parcel, reading it ends, and what it says is within bounds.
 func FuzzParcel(f *testing.F) {
 	w := NewWriter(1_800_000_000_000_000)
-	w.Account(keyOf(1), &leasing.Account{State: 3, Sum: 2})
+	w.Account(keyOf(1), &local.Account{State: 3, Sum: 2})
 	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = Read(b, func(m Entry) {
@@ -60,22 +60,22 @@ func TestPlausibleAccounts(t *testing.T) {
 	second := ratelimit.Window(int64(latest)/1_000_000) + 1
 	for _, c := range []struct {
 		what   string
-		change func(a *leasing.Account)
+		change func(a *local.Account)
 		ok     bool
 	}{
-		{"an empty one", func(*leasing.Account) {}, true},
-		{"its clock is a year ahead", func(a *leasing.Account) { a.Begins, a.Ends = latest, latest+1 }, true},
-		{"its clock is further ahead", func(a *leasing.Account) { a.Begins, a.Ends = latest+1, latest+2 }, false},
-		{"its window has no length", func(a *leasing.Account) { a.Begins, a.Ends = latest, latest }, false},
-		{"its window ends in three years", func(a *leasing.Account) { a.Begins, a.Ends = 1, latest.Add(2*MostApart) }, true},
-		{"its window ends later", func(a *leasing.Account) { a.Begins, a.Ends = 1, latest.Add(2*MostApart)+1 }, false},
-		{"a bucket is never full", func(a *leasing.Account) { a.Algorithm, a.Begins, a.Ends = ratelimit.TokenBucket, 1, 1<<61 }, true},
-		{"it is kept for longer", func(a *leasing.Account) { a.Ends = 1<<61 + 1 }, false},
-		{"it was over before 1970", func(a *leasing.Account) { a.Ends = -1 }, false},
-		{"a bucket's debt", func(a *leasing.Account) { a.Algorithm, a.State = ratelimit.TokenBucket, -5 }, true},
-		{"the last window of a second", func(a *leasing.Account) { a.State = int64(second) }, true},
-		{"a window of a second to come", func(a *leasing.Account) { a.State = int64(second) + 1 }, false},
-		{"no such window", func(a *leasing.Account) { a.State = -1 }, false},
+		{"an empty one", func(*local.Account) {}, true},
+		{"its clock is a year ahead", func(a *local.Account) { a.Begins, a.Ends = latest, latest+1 }, true},
+		{"its clock is further ahead", func(a *local.Account) { a.Begins, a.Ends = latest+1, latest+2 }, false},
+		{"its window has no length", func(a *local.Account) { a.Begins, a.Ends = latest, latest }, false},
+		{"its window ends in three years", func(a *local.Account) { a.Begins, a.Ends = 1, latest.Add(2*MostApart) }, true},
+		{"its window ends later", func(a *local.Account) { a.Begins, a.Ends = 1, latest.Add(2*MostApart)+1 }, false},
+		{"a bucket is never full", func(a *local.Account) { a.Algorithm, a.Begins, a.Ends = ratelimit.TokenBucket, 1, 1<<61 }, true},
+		{"it is kept for longer", func(a *local.Account) { a.Ends = 1<<61 + 1 }, false},
+		{"it was over before 1970", func(a *local.Account) { a.Ends = -1 }, false},
+		{"a bucket's debt", func(a *local.Account) { a.Algorithm, a.State = ratelimit.TokenBucket, -5 }, true},
+		{"the last window of a second", func(a *local.Account) { a.State = int64(second) }, true},
+		{"a window of a second to come", func(a *local.Account) { a.State = int64(second) + 1 }, false},
+		{"no such window", func(a *local.Account) { a.State = -1 }, false},
 	} {
 		m := Entry{Key: []byte("k")}
 		if c.change(&m.Account); m.Plausible(here) != c.ok {
@@ -111,24 +111,24 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 	const base, most = 1_000_000, MostTokens
 	for _, c := range []struct {
 		what   string
-		change func(a *leasing.Account)
+		change func(a *local.Account)
 		ok     bool
 	}{
-		{"as it should be", func(*leasing.Account) {}, true},
-		{"slots, which do not move", func(a *leasing.Account) { a.Algorithm = ratelimit.Concurrency }, false},
-		{"an algorithm that there is not", func(a *leasing.Account) { a.Algorithm = 4 }, false},
-		{"1970", func(a *leasing.Account) { a.Begins = 1 }, true},
-		{"before 1970", func(a *leasing.Account) { a.Begins = -1 }, false},
-		{"the most charged", func(a *leasing.Account) { a.Sum = most }, true},
-		{"charged too much", func(a *leasing.Account) { a.Sum = most + 1 }, false},
-		{"charged less than nothing", func(a *leasing.Account) { a.Sum = -1 }, false},
-		{"charged less than nothing before", func(a *leasing.Account) { a.Extra = -1 }, false},
-		{"charged too much before", func(a *leasing.Account) { a.Extra = 1<<53 + 1 }, false},
-		{"the most debt", func(a *leasing.Account) { a.State = -mostLevel }, true},
-		{"more debt", func(a *leasing.Account) { a.State = -mostLevel - 1 }, false},
-		{"a later window", func(a *leasing.Account) { a.State = mostLevel + 1 }, false},
+		{"as it should be", func(*local.Account) {}, true},
+		{"slots, which do not move", func(a *local.Account) { a.Algorithm = ratelimit.Concurrency }, false},
+		{"an algorithm that there is not", func(a *local.Account) { a.Algorithm = 4 }, false},
+		{"1970", func(a *local.Account) { a.Begins = 1 }, true},
+		{"before 1970", func(a *local.Account) { a.Begins = -1 }, false},
+		{"the most charged", func(a *local.Account) { a.Sum = most }, true},
+		{"charged too much", func(a *local.Account) { a.Sum = most + 1 }, false},
+		{"charged less than nothing", func(a *local.Account) { a.Sum = -1 }, false},
+		{"charged less than nothing before", func(a *local.Account) { a.Extra = -1 }, false},
+		{"charged too much before", func(a *local.Account) { a.Extra = 1<<53 + 1 }, false},
+		{"the most debt", func(a *local.Account) { a.State = -mostLevel }, true},
+		{"more debt", func(a *local.Account) { a.State = -mostLevel - 1 }, false},
+		{"a later window", func(a *local.Account) { a.State = mostLevel + 1 }, false},
 	} {
-		a := leasing.Account{Sum: 2, State: 3}
+		a := local.Account{Sum: 2, State: 3}
 		c.change(&a)
 		w, n := NewWriter(base), 0
 		w.Account([]byte("k"), &a)
@@ -143,7 +143,7 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 		}
 	}
 	keyless := NewWriter(base)
-	keyless.Account(nil, &leasing.Account{})
+	keyless.Account(nil, &local.Account{})
 	if err := Read(keyless.B, func(Entry) {}); err == nil {
 		t.Error("an account without a key was read")
 	}

@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 
 // A key that shared a budget does not get its limit again once there is room for it.
 func TestOverflowThenTracked(t *testing.T) {
-	l := NewLocal(64, 1, testWall)
+	l := New(64, 1, testWall)
 	sec := testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
 	hour := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
 	for k := range uint64(64) {
@@ -24,7 +24,7 @@ func TestOverflowThenTracked(t *testing.T) {
 
 // A key without room is refused at a peek once the budget that it shares is in debt, until tokens are given back.
 func TestSharedBudgetRefusesPeeks(t *testing.T) {
-	l := NewLocal(64, 1, testWall)
+	l := New(64, 1, testWall)
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
 	for k := range uint64(64) {
 		decideOne(l, 1, ask{Rule: r, Key: keyOf(100 + k), Cost: 1})
@@ -47,7 +47,7 @@ func TestSharedBudgetRefusesPeeks(t *testing.T) {
 
 // A key that was dropped when its window was over has no window given twice, also when the clock goes back.
 func TestDropThenClockBack(t *testing.T) {
-	l := NewLocal(64, 1, testWall)
+	l := New(64, 1, testWall)
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	n := admit(l, 1, r, 20) // at :15
 	next := instant(46 * time.Second)
@@ -64,7 +64,7 @@ func TestDropThenClockBack(t *testing.T) {
 
 // A bucket that was idle here for long does not fill the one that comes.
 func TestMergeIdleBucket(t *testing.T) {
-	a, b := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
+	a, b := New(10, 1, testWall), New(10, 1, testWall)
 	r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10})
 	admit(b, 1, r, 1)
 	now := instant(10 * time.Minute)
@@ -79,7 +79,7 @@ func TestMergeIdleBucket(t *testing.T) {
 
 // What was spent of a fixed window before is no debt of this one.
 func TestWindowBeforeIsNoDebt(t *testing.T) {
-	l := NewLocal(10, 1, testWall)
+	l := New(10, 1, testWall)
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	key := keyOf(1)
 	admit(l, 1, r, 5)

@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"context"
@@ -136,7 +136,7 @@ func TestClockOfACounter(t *testing.T) {
 // A bucket that does not refill is never dropped.
 func TestBucketThatDoesNotRefill(t *testing.T) {
 	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Burst: 3})
-	l := NewLocal(64, 1, testWall)
+	l := New(64, 1, testWall)
 	for i := range 3 {
 		if v := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 1}); v.OverLimit {
 			t.Fatalf("%d: %+v", i, v)
@@ -169,7 +169,7 @@ func TestLimitNotes(t *testing.T) {
 
 func ExampleLocal() {
 	wall := time.Date(2027, 1, 1, 12, 0, 0, 0, time.UTC)
-	limiter := NewLocal(1_000_000, 1, wall)
+	limiter := New(1_000_000, 1, wall)
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 2})
 	key := ratelimit.AppendEntry(ratelimit.AppendPrefix(nil, "shop", rule.Limit), "user", "ada", ratelimit.OfRequest)
 	for range 3 {

@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"context"
@@ -24,14 +24,14 @@ func keyOf(n uint64) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{1, 0, 1, 'd'}, n)
 }
 
-func decideOne(l *Local, now instant, a ask) verdict {
+func decideOne(l *Limiter, now instant, a ask) verdict {
 	v := make([]verdict, 1)
 	l.Decide(context.Background(), now, []ask{a}, v)
 	return v[0]
 }
 
 func TestCountdownIsExact(t *testing.T) {
-	l := NewLocal(100, 1, testWall)
+	l := New(100, 1, testWall)
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 20})
 	for want := tokens(19); want >= 0; want-- {
 		v := decideOne(l, 1, ask{Rule: rule, Key: keyOf(1), Cost: 1})
@@ -127,7 +127,7 @@ func TestLocalIsExact(t *testing.T) {
 		rule.Coordination.Lease.Fixed = tokens(rapid.IntRange(0, 5).Draw(t, "lease.size"))
 		model := paper{limit: limit, onDeny: rule.Coordination.OnDeny, level: float64(limit.Burst)}
 		at := time.Duration(0)
-		l := NewLocal(10, 1, time.Unix(1_800_000_000, 0))
+		l := New(10, 1, time.Unix(1_800_000_000, 0))
 		for range rapid.IntRange(1, 80).Draw(t, "requests") {
 			at += time.Duration(rapid.IntRange(0, 400).Draw(t, "wait")) * time.Millisecond
 			kind := rapid.SampledFrom([]ratelimit.Kind{ratelimit.Spend, ratelimit.Spend, ratelimit.Spend, ratelimit.Peek, ratelimit.Refund}).Draw(t, "kind")
@@ -151,7 +151,7 @@ func TestLocalIsExact(t *testing.T) {
 
 // A limit that changes on a reload goes on from what was used.
 func TestChangedLimitGoesOn(t *testing.T) {
-	l := NewLocal(10, 1, testWall)
+	l := New(10, 1, testWall)
 	key := keyOf(1)
 	for _, c := range []struct{ limit, remaining tokens }{{20, 10}, {15, 4}, {30, 18}} {
 		rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: c.limit})
@@ -172,7 +172,7 @@ func TestChangedLimitGoesOn(t *testing.T) {
 // The wall clock may be corrected: no window is given twice, and none lasts for
 // as long as the clock went back.
 func TestWallClockStepsBack(t *testing.T) {
-	l := NewLocal(10, 1, testWall)
+	l := New(10, 1, testWall)
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 3})
 	a := ask{Rule: rule, Key: keyOf(1), Cost: 3}
 	decideOne(l, 1, a)
@@ -195,7 +195,7 @@ func TestWallClockStepsBack(t *testing.T) {
 // limited stays limited, and memory stays where it is.
 func TestMoreKeysThanItMayTrack(t *testing.T) {
 	const maxKeys = 2048
-	l := NewLocal(maxKeys, 1, testWall)
+	l := New(maxKeys, 1, testWall)
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 5})
 	spend := func(key uint64) verdict { return decideOne(l, 1, ask{Rule: rule, Key: keyOf(key), Cost: 1}) }
 	for range 5 {
@@ -231,7 +231,7 @@ func TestMoreKeysThanItMayTrack(t *testing.T) {
 }
 
 func TestDecideAllocatesNothing(t *testing.T) {
-	l := NewLocal(1000, 1, testWall)
+	l := New(1000, 1, testWall)
 	for algorithm := range ratelimit.RateAlgorithms() {
 		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1 << 30, Burst: 1 << 30}
 		asks := []ask{{Rule: testRule(limit), Key: keyOf(uint64(algorithm)), Cost: 1}}
@@ -246,7 +246,7 @@ func TestDecideAllocatesNothing(t *testing.T) {
 func TestConcurrentSpendsAreExact(t *testing.T) {
 	const limit, callers, calls = 1000, 8, 500
 	for algorithm := range ratelimit.RateAlgorithms() {
-		l := NewLocal(100, 1, testWall)
+		l := New(100, 1, testWall)
 		rule := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: limit, Burst: limit})
 		var admitted atomic.Int64
 		var wg sync.WaitGroup

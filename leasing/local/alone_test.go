@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"testing"
@@ -12,7 +12,7 @@ func TestNodesAlone(t *testing.T) {
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 20})
 	admitted := tokens(0)
 	for range nodes {
-		admitted += tokens(admit(NewLocal(10, 1, testWall), 1, rule, 50))
+		admitted += tokens(admit(New(10, 1, testWall), 1, rule, 50))
 	}
 	declared := rule.Declare(nodes, ratelimit.OwnMemory).Over
 	if over := admitted - rule.Limit.Requests; over != declared.Tokens || over != (nodes-1)*declared.EachNode {

@@ -1,4 +1,4 @@
-package leasing
+package slots
 
 import (
 	"cmp"
@@ -13,20 +13,20 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/leasing/lane"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Concurrency decides asks under concurrency limits by slots at a ledger: one operation takes a slot, and one gives
+// Limiter decides asks under concurrency limits by slots at a ledger: one operation takes a slot, and one gives
 // it back. Asks at the same time share a round trip. It is safe for concurrent use, and blocks at most for a rule's
 // deadline.
 //
-// Guarantee: while the ledger keeps its data, a key has at most as many slots as its limit, plus admissions by
-// on_store_failure. Slots of refused requests, and of callers that have given up, are given back as soon as the
+// Slots of refused requests, and of callers that have given up, are given back as soon as the
 // ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
 // this node ends. Lost slots return at the end of their time.
-type Concurrency struct {
+type Limiter struct {
 	// Alone decides under on_store_failure: local, divided by Nodes, which is 0 if unknown.
-	Alone *Local
+	Alone *local.Limiter
 	Nodes func() int
 	// OnFailure gets the error of a message that failed as a whole. It must not block.
 	OnFailure func(error)
@@ -39,7 +39,7 @@ type Concurrency struct {
 	stats  slotStats
 }
 
-// slotStats counts the work of a Concurrency.
+// slotStats counts the work of a Limiter.
 type slotStats struct {
 	failed    atomic.Uint64 // messages
 	time      ratelimit.Distribution
@@ -74,7 +74,7 @@ type slotLane struct {
 // slotCall is an ask.
 type slotCall struct {
 	account.SlotAsk
-	till instant // end of the slot, as far as it is taken now
+	till ratelimit.Instant // end of the slot, as far as it is taken now
 	done chan struct{}
 
 	mu     sync.Mutex
@@ -84,14 +84,14 @@ type slotCall struct {
 	gone   bool               // guarded by mu: the caller has gone before it was sent
 }
 
-// NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
-func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	f := &Concurrency{
-		Alone: alone, Nodes: unknownNodes, OnFailure: func(error) {}, ledger: ledger, clock: clock,
+// New makes a limiter with slots at a ledger. alone decides without the ledger.
+func New(ledger account.SlotLedger, alone *local.Limiter, clock ratelimit.Clock) *Limiter {
+	f := &Limiter{
+		Alone: alone, Nodes: func() int { return 0 }, OnFailure: func(error) {}, ledger: ledger, clock: clock,
 		hash: keytable.NewHasher(),
 	}
 	lanes := slotLanes
-	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
+	if p, ok := ledger.(account.Partitioned); ok && p.Partitions() > 1 {
 		f.part, lanes = p.Partition, p.Partitions()
 	}
 	f.lanes = make([]slotLane, lanes)
@@ -106,7 +106,7 @@ func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clo
 	return f
 }
 
-func (f *Concurrency) lane(key string) *slotLane {
+func (f *Limiter) lane(key string) *slotLane {
 	if f.part != nil {
 		return &f.lanes[f.part(key)]
 	}
@@ -114,7 +114,7 @@ func (f *Concurrency) lane(key string) *slotLane {
 }
 
 // Decide implements [ratelimit.Limiter].
-func (f *Concurrency) Decide(
+func (f *Limiter) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
 	calls, patience := make([]*slotCall, len(asks)), time.Duration(0)
@@ -143,7 +143,7 @@ func (f *Concurrency) Decide(
 }
 
 // begin sends an ask. It returns nil if the ask is decided.
-func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
+func (f *Limiter) begin(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) *slotCall {
 	c := slotCallOf(now, a)
 	switch {
 	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it has no slot
@@ -158,7 +158,7 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	switch {
 	case l.Refuses(now):
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
-	case !l.Send(c, gather(a.Rule)):
+	case !l.Send(c, lane.GatherFor(a.Rule)):
 		f.fail(now, a, v, ratelimit.FallbackQueueFull)
 	default:
 		return c
@@ -166,15 +166,15 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	return nil
 }
 
-func slotCallOf(now instant, a *ask) *slotCall {
-	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
+func slotCallOf(now ratelimit.Instant, a *ratelimit.Ask) *slotCall {
+	c := &slotCall{SlotAsk: account.SlotAskOf(a), done: make(chan struct{})}
 	c.Key, c.till = ratelimit.KeyName(a.Key), now.Add(c.TTL)
 	return c
 }
 
 // give gives a slot back at the ledger.
-func (f *Concurrency) give(a *ask, c *slotCall) {
-	if !f.lane(c.Key).Later(c, gather(a.Rule)) {
+func (f *Limiter) give(a *ratelimit.Ask, c *slotCall) {
+	if !f.lane(c.Key).Later(c, lane.GatherFor(a.Rule)) {
 		c.finish(account.SlotAnswer{Err: errGives})
 	}
 }
@@ -192,7 +192,7 @@ func (c *slotCall) finish(answer account.SlotAnswer) {
 }
 
 // end applies the answer to a call, or decides without one.
-func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask, v *verdict) {
+func (f *Limiter) end(ctx context.Context, now ratelimit.Instant, c *slotCall, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	c.mu.Lock()
 	answer, ended, sent := c.answer, c.ended, c.sent
 	c.gone = !sent
@@ -204,7 +204,7 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 	}
 	why := ratelimit.FallbackDeadline
 	if ended {
-		why = reason(answer.Err)
+		why = lane.Reason(answer.Err)
 	}
 	f.fail(now, a, v, why)
 	// It may have been taken. If the caller has gone, its request never ends.
@@ -216,9 +216,9 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 }
 
 // fail decides without the ledger, by the rule's on_store_failure.
-func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.FallbackReason) {
+func (f *Limiter) fail(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, why ratelimit.FallbackReason) {
 	f.stats.fallbacks[why].Add(1)
-	*v = verdict{}
+	*v = ratelimit.Verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
 	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek: // a slot to give back is kept
@@ -234,7 +234,7 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 }
 
 // settle settles the asks of a batch in one message, gives first.
-func (f *Concurrency) settle(l *slotLane, all []*slotCall) {
+func (f *Limiter) settle(l *slotLane, all []*slotCall) {
 	sent := f.clock()
 	all = slices.DeleteFunc(all, func(c *slotCall) bool { return !c.leaves(sent) })
 	if len(all) == 0 { // the breaker's one probe is never an empty message
@@ -246,14 +246,14 @@ func (f *Concurrency) settle(l *slotLane, all []*slotCall) {
 		asks[i] = c.SlotAsk
 	}
 	if l.Allow(sent) {
-		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
+		ctx, cancel := context.WithTimeout(context.Background(), lane.TimeLimit)
 		f.ledger.Slots(ctx, asks, answers)
 		cancel()
 		f.stats.time.Observe(int64(f.clock().Sub(sent) / time.Microsecond))
 		f.judge(l, answers)
 	} else {
 		for i := range answers {
-			answers[i].Err = errBreaker
+			answers[i].Err = lane.ErrOpen
 		}
 	}
 	var failed []*slotCall
@@ -302,7 +302,7 @@ func (l *slotLane) retryLocked(n int) {
 }
 
 // leaves reports whether a call is still of use, and notes that it leaves.
-func (c *slotCall) leaves(now instant) bool {
+func (c *slotCall) leaves(now ratelimit.Instant) bool {
 	if c.Op == account.SlotGive && now >= c.till { // the slot's time is over
 		c.finish(account.SlotAnswer{})
 		return false
@@ -314,7 +314,7 @@ func (c *slotCall) leaves(now instant) bool {
 }
 
 // judge notes whether the ledger has answered any ask of a message.
-func (f *Concurrency) judge(l *slotLane, answers []account.SlotAnswer) {
+func (f *Limiter) judge(l *slotLane, answers []account.SlotAnswer) {
 	for i := range answers {
 		err := answers[i].Err
 		if err == nil || errors.Is(err, account.ErrContended) || errors.Is(err, account.ErrRecord) {
@@ -328,7 +328,7 @@ func (f *Concurrency) judge(l *slotLane, answers []account.SlotAnswer) {
 }
 
 // Undo implements [ratelimit.Limiter]. It does not wait for the ledger.
-func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (f *Limiter) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		a := asks[i]
 		if a.Kind != ratelimit.Spend || verdicts[i].Charged == 0 {
@@ -341,7 +341,7 @@ func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts
 }
 
 // Stats returns the counts so far.
-func (f *Concurrency) Stats() ratelimit.LimiterStats {
+func (f *Limiter) Stats() ratelimit.LimiterStats {
 	s := ratelimit.LimiterStats{Failed: f.stats.failed.Load(), StoreTime: f.stats.time.Counts()}
 	s.RoundTrips = s.StoreTime.Count
 	for i := range s.Fallbacks {
@@ -351,7 +351,7 @@ func (f *Concurrency) Stats() ratelimit.LimiterStats {
 }
 
 // Look returns the ledger's view of a key's slots. It asks the ledger.
-func (f *Concurrency) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+func (f *Limiter) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: ratelimit.KeyName(a.Key), Alone: f.Alone.DecideShare(now, a, f.Nodes()).Remaining}
 	if x := f.ask(ctx, a, account.SlotLook); x.Err != nil {
 		v.LedgerError = x.Err.Error()
@@ -363,12 +363,12 @@ func (f *Concurrency) Look(ctx context.Context, now ratelimit.Instant, a *rateli
 }
 
 // Reset gives all slots of a key back. It asks the ledger.
-func (f *Concurrency) Reset(ctx context.Context, _ ratelimit.Instant, a *ratelimit.Ask) error {
+func (f *Limiter) Reset(ctx context.Context, _ ratelimit.Instant, a *ratelimit.Ask) error {
 	return f.ask(ctx, a, account.SlotClear).Err
 }
 
-func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) account.SlotAnswer {
-	asks, answers := []account.SlotAsk{slotAsk(a)}, make([]account.SlotAnswer, 1)
+func (f *Limiter) ask(ctx context.Context, a *ratelimit.Ask, op account.SlotOp) account.SlotAnswer {
+	asks, answers := []account.SlotAsk{account.SlotAskOf(a)}, make([]account.SlotAnswer, 1)
 	asks[0].Key, asks[0].Op = ratelimit.KeyName(a.Key), op
 	f.ledger.Slots(ctx, asks, answers)
 	return answers[0]
@@ -376,7 +376,7 @@ func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) accoun
 
 // Run waits until ctx is done, and then for messages in flight. Slots to give back leave once more, even if the
 // ledger counts as dead. Then it sends nothing more.
-func (f *Concurrency) Run(ctx context.Context) {
+func (f *Limiter) Run(ctx context.Context) {
 	<-ctx.Done()
 	var all sync.WaitGroup
 	for i := range f.lanes {

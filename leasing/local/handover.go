@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"math"
@@ -9,7 +9,7 @@ import (
 
 // Predictable makes an unused limiter do the same in every run, for simulations: the places of its keys are then no
 // secret.
-func (l *Local) Predictable() *Local {
+func (l *Limiter) Predictable() *Limiter {
 	l.tracked.Hash, l.overflow.Hash = keytable.Hasher{}, keytable.Hasher{}
 	return l
 }
@@ -21,8 +21,8 @@ type Visit struct {
 }
 
 // Visit shows the next few keys that have an owner (mode routing). see runs under a lock of the table: it must not keep
-// a key or call the Local. Visit reports whether it has shown every such key that was here since the visit began.
-func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
+// a key or call the Limiter. Visit reports whether it has shown every such key that was here since the visit began.
+func (l *Limiter) Visit(v *Visit, see func(key []byte)) (done bool) {
 	s := &l.tracked.shards[v.part]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,7 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 }
 
 // Has reports whether the key has an account here that moves with a ring: one of a mode with owners.
-func (l *Local) Has(key []byte) bool {
+func (l *Limiter) Has(key []byte) bool {
 	s, _, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
 	return c != nil && c.Mark&isOwned != 0
@@ -62,7 +62,7 @@ type Account struct {
 
 // TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
 // there is none, or one without meaning.
-func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) {
+func (l *Limiter) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) {
 	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 //
 // The window lasts until it has ended by both clocks (see counter.turn). If the sender's is behind, the rest of the
 // window is granted there otherwise, and the next window too early here.
-func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
+func (l *Limiter) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
 	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()

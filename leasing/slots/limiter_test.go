@@ -1,4 +1,4 @@
-package leasing
+package slots
 
 import (
 	"context"
@@ -11,99 +11,26 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // slotRule lets n requests be in flight at once, each for a minute at most.
-func slotRule(n tokens) *ratelimit.Rule {
+func slotRule(n ratelimit.Tokens) *ratelimit.Rule {
 	r := &ratelimit.Rule{Domain: "d", Limit: ratelimit.AtOnce(n, time.Minute), Coordination: ratelimit.DefaultCoordination()}
 	r.Hold, r.Coordination.OnDeny = r.Limit.HoldsSlot(), ratelimit.DenyRefunds
 	return r
 }
 
-func slotOf(r *ratelimit.Rule, key string, kind ratelimit.Kind, slot int) ask {
-	return ask{Rule: r, Key: []byte(key), Cost: 1, Kind: kind, Window: window(slot)}
+func slotOf(r *ratelimit.Rule, key string, kind ratelimit.Kind, slot int) ratelimit.Ask {
+	return ratelimit.Ask{Rule: r, Key: []byte(key), Cost: 1, Kind: kind, Window: ratelimit.Window(slot)}
 }
 
 // decides asks one limiter one ask.
-func decides(l ratelimit.Limiter, now instant, a ask) (v verdict) {
-	one := []verdict{{}}
-	l.Decide(context.Background(), now, []ask{a}, one)
+func decides(l ratelimit.Limiter, now ratelimit.Instant, a ratelimit.Ask) (v ratelimit.Verdict) {
+	one := []ratelimit.Verdict{{}}
+	l.Decide(context.Background(), now, []ratelimit.Ask{a}, one)
 	return one[0]
-}
-
-// A node alone: a slot is taken once, given back once, undone exactly, and comes back when its time is over.
-func TestSlotsOfANode(t *testing.T) {
-	l, r := NewLocal(100, 0, time.Unix(1_800_000_000, 0)), slotRule(2)
-	at := func(now time.Duration, kind ratelimit.Kind, slot int, over bool, charged, left tokens) {
-		t.Helper()
-		v := decides(l, instant(now), slotOf(r, "k", kind, slot))
-		if v.OverLimit != over || v.Charged != charged || v.Remaining != left {
-			t.Errorf("at %v: %+v, must be over %v, charged %d, left %d", now, v, over, charged, left)
-		}
-	}
-	const take, give = ratelimit.Spend, ratelimit.Release
-	at(0, take, 1, false, 1, 1)
-	at(0, take, 1, false, 1, 1)
-	at(1*time.Second, take, 2, false, 1, 0)
-	at(2*time.Second, take, 3, true, 0, 0)
-	at(2*time.Second, give, 3, false, 0, 0)
-	at(2*time.Second, ratelimit.Refund, 0, false, 0, 0)
-	at(2*time.Second, ratelimit.Charge, 2, false, 0, 0)
-	at(3*time.Second, give, 1, false, 1, 1)
-	at(3*time.Second, give, 1, false, 0, 1)
-	at(3*time.Second, take, 3, false, 1, 0)
-	l.Undo(0, []ask{slotOf(r, "k", take, 3)}, []verdict{{Charged: 1, Window: 3}})
-	at(4*time.Second, take, 4, false, 1, 0)
-	at(60*time.Second, take, 5, true, 0, 0) // 2 is in flight until 61 s
-	at(61*time.Second, take, 5, false, 1, 0)
-	if n := l.Stats().Accounts; n != 1 {
-		t.Errorf("%d accounts", n)
-	}
-	if x := l.Look(t.Context(), instant(64*time.Second), &ask{Rule: r, Key: []byte("k")}).Ledger; x == nil || x.Charged != 1 || x.Free != 1 {
-		t.Errorf("it looks like %+v", x)
-	}
-	if err := l.Reset(t.Context(), instant(61*time.Second), &ask{Rule: r, Key: []byte("k")}); err != nil {
-		t.Fatal(err)
-	}
-	at(61*time.Second, take, 6, false, 1, 1)
-}
-
-// A part of a node's table keeps as many slots as one key may have, and refuses more, for tracked keys and for new
-// ones. None is dropped for others.
-func TestSlotsAreBounded(t *testing.T) {
-	const most, clients = int(ratelimit.MaxConcurrency), 30_000
-	l, r := NewLocal(64, 0, time.Unix(1_800_000_000, 0)), slotRule(ratelimit.MaxConcurrency)
-	if n := len(l.tracked.shards); n != 1 {
-		t.Fatalf("the table has %d parts", n)
-	}
-	key := func(i int) string { return fmt.Sprint(i % 6) }
-	in := 0
-	for i := range clients {
-		if !decides(l, 0, slotOf(r, key(i), ratelimit.Spend, i+1)).OverLimit {
-			in++
-		}
-	}
-	if in != most || l.tracked.shards[0].slots != most {
-		t.Errorf("%d slots are taken, and %d are counted, must be %d", in, l.tracked.shards[0].slots, most)
-	}
-	if v := decides(l, 0, slotOf(r, "new", ratelimit.Spend, clients+1)); !v.OverLimit {
-		t.Error("a new key has a slot, and there is no room")
-	}
-	back := 0
-	for i := range clients {
-		back += int(decides(l, 0, slotOf(r, key(i), ratelimit.Release, i+1)).Charged)
-	}
-	if n := l.tracked.shards[0].slots; back != in || n != 0 {
-		t.Errorf("%d slots of %d came back, and %d are counted", back, in, n)
-	}
-	for i := range most {
-		decides(l, 0, slotOf(r, key(i), ratelimit.Spend, i+1))
-	}
-	ended := instant(r.Limit.Period())
-	if v := decides(l, ended, slotOf(r, "new", ratelimit.Spend, clients+1)); v.OverLimit || l.tracked.shards[0].slots != 1 {
-		t.Errorf("all slots have ended, %d are counted, and a new key has none: %+v", l.tracked.shards[0].slots, v)
-	}
 }
 
 // shakyLedger is one in memory that answers late, or loses messages or answers, as told.
@@ -169,12 +96,12 @@ func (s *shakyLedger) taken() (n int) {
 }
 
 // shaky runs a test in a bubble of time, with a limiter on a ledger that obeys it.
-func shaky(t *testing.T, test func(*testing.T, *Concurrency, *shakyLedger, func() instant)) {
+func shaky(t *testing.T, test func(*testing.T, *Limiter, *shakyLedger, func() ratelimit.Instant)) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		s := &shakyLedger{keys: map[string]*account.Slots{}, began: began, heard: true}
-		clock := func() instant { return instant(time.Since(began)) + 1 }
-		test(t, NewConcurrency(s, NewLocal(100, 1, began), clock), s, clock)
+		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(began)) + 1 }
+		test(t, New(s, local.New(100, 1, began), clock), s, clock)
 		synctest.Wait()
 	})
 }
@@ -182,10 +109,12 @@ func shaky(t *testing.T, test func(*testing.T, *Concurrency, *shakyLedger, func(
 // What a ledger took whose answer came too late, or was lost, is given back where the request was refused; so is a slot
 // whose release was lost.
 func TestSlotsAreGivenBack(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		r := slotRule(4)
 		r.Coordination.OnStoreFailure = ratelimit.FailClosed
-		begin := func(kind ratelimit.Kind, slot int) verdict { return decides(f, clock(), slotOf(r, "k", kind, slot)) }
+		begin := func(kind ratelimit.Kind, slot int) ratelimit.Verdict {
+			return decides(f, clock(), slotOf(r, "k", kind, slot))
+		}
 		if v := begin(ratelimit.Spend, 1); v.OverLimit || v.Source != ratelimit.FromClaim || v.Remaining != 3 {
 			t.Fatalf("%+v", v)
 		}
@@ -227,7 +156,7 @@ func TestSlotsAreGivenBack(t *testing.T) {
 
 // A take waits for at most one message ahead of it: all that wait leave when its answer is there.
 func TestTakesLeaveWithTheNextMessage(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		const trip = time.Millisecond
 		s.set(trip, true, false)
 		r := slotRule(1000)
@@ -248,7 +177,7 @@ func TestTakesLeaveWithTheNextMessage(t *testing.T) {
 
 // Without the ledger each rule's policy decides; a caller that has gone keeps no slot.
 func TestSlotPolicies(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		f.Nodes = func() int { return 3 }
 		s.set(time.Hour, false, true)
 		slot := 0
@@ -282,7 +211,7 @@ func TestSlotPolicies(t *testing.T) {
 		r.Coordination.OnStoreFailure, r.Coordination.StoreDeadline = ratelimit.FailOpen, time.Second
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Millisecond, cancel)
-		f.Decide(ctx, clock(), []ask{slotOf(r, "gone", ratelimit.Spend, 1000)}, make([]verdict, 1))
+		f.Decide(ctx, clock(), []ratelimit.Ask{slotOf(r, "gone", ratelimit.Spend, 1000)}, make([]ratelimit.Verdict, 1))
 		time.Sleep(time.Second)
 		if n := s.taken() - base; n != 0 {
 			t.Errorf("a caller that has gone keeps %d slots", n)
@@ -292,7 +221,7 @@ func TestSlotPolicies(t *testing.T) {
 
 // At most so many wait and are owed, whatever happens; and a node that ends gives back what it owes.
 func TestSlotQueuesAreBounded(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		r := slotRule(10_000)
 		r.Coordination.OnStoreFailure = ratelimit.FailClosed
 		s.set(time.Hour, true, false)
@@ -305,7 +234,7 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 			t.Errorf("%d wait", n)
 		}
 		for i := range 2 * mostGives {
-			f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []verdict{{Charged: 1}})
+			f.Undo(clock(), []ratelimit.Ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []ratelimit.Verdict{{Charged: 1}})
 		}
 		if n := laneOf(f, "k").Len(); n > mostSlotQueue+mostGives || n < mostGives {
 			t.Errorf("%d are owed", n)
@@ -319,7 +248,7 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 		s.set(50*time.Millisecond, true, false)
 		go decides(f, clock(), slotOf(r, "k", ratelimit.Spend, two)) // is under way
 		time.Sleep(5 * time.Millisecond)
-		f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, two)}, []verdict{{Charged: 1}})
+		f.Undo(clock(), []ratelimit.Ask{slotOf(r, "k", ratelimit.Spend, two)}, []ratelimit.Verdict{{Charged: 1}})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		f.Run(ctx)
@@ -334,7 +263,7 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 func TestSlotsInOrder(t *testing.T) {
 	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailLocal, ratelimit.FailOpen, ratelimit.FailClosed} {
 		for _, undo := range []bool{false, true} {
-			shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+			shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 				f.Nodes = func() int { return 1 }
 				r := slotRule(9)
 				r.Coordination.OnStoreFailure = policy
@@ -345,7 +274,7 @@ func TestSlotsInOrder(t *testing.T) {
 						switch v := decides(f, clock(), a); {
 						case v.OverLimit:
 						case undo:
-							f.Undo(clock(), []ask{a}, []verdict{v})
+							f.Undo(clock(), []ratelimit.Ask{a}, []ratelimit.Verdict{v})
 						default:
 							decides(f, clock(), slotOf(r, "k", ratelimit.Release, slot))
 						}
@@ -365,12 +294,12 @@ func TestSlotsInOrder(t *testing.T) {
 
 // More gives than a message has wait for an outage to end without being tried all the time.
 func TestGivesRest(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		r := slotRule(10_000)
 		s.set(0, false, true)
 		const many = 1000
 		for i := range many {
-			f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []verdict{{Charged: 1}})
+			f.Undo(clock(), []ratelimit.Ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []ratelimit.Verdict{{Charged: 1}})
 		}
 		before := s.sent()
 		time.Sleep(10 * time.Second)
@@ -391,7 +320,7 @@ func TestGivesRest(t *testing.T) {
 // A lane continues when the ledger answers again, with any queue of the outage. Slots of requests that were in flight
 // are then free, with any number of refusals in between, also without further requests.
 func TestSlotsAfterAnOutage(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		r := slotRule(32)
 		r.Coordination.OnStoreFailure = ratelimit.FailClosed
 		for slot := 1; slot <= 32; slot++ {
@@ -428,7 +357,7 @@ func TestSlotsAfterAnOutage(t *testing.T) {
 // All asks that wait for the breaker may have gone before they are sent. The breaker's probe is then no empty
 // message, and the lane continues when the ledger answers.
 func TestSlotsOfABreaker(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		f.Nodes = func() int { return 1 }
 		r := slotRule(3)
 		s.set(time.Hour, false, true)
@@ -444,7 +373,7 @@ func TestSlotsOfABreaker(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		f.Decide(gone, clock(), []ask{slotOf(r, "k", ratelimit.Spend, 6)}, make([]verdict, 1)) // it may be the probe
+		f.Decide(gone, clock(), []ratelimit.Ask{slotOf(r, "k", ratelimit.Spend, 6)}, make([]ratelimit.Verdict, 1)) // it may be the probe
 		s.set(0, true, false)
 		time.Sleep(time.Minute)
 		if v := decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 5)); v.Source != ratelimit.FromClaim {
@@ -455,7 +384,7 @@ func TestSlotsOfABreaker(t *testing.T) {
 
 // Two descriptors of a request have one key: it has one slot, which neither gives back while it is in flight.
 func TestOneSlotForARequest(t *testing.T) {
-	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+	shaky(t, func(t *testing.T, f *Limiter, s *shakyLedger, clock func() ratelimit.Instant) {
 		r := slotRule(4)
 		r.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.set(0, true, true)
@@ -466,8 +395,8 @@ func TestOneSlotForARequest(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		before := s.taken()
 		a := slotOf(r, "k", ratelimit.Spend, 1)
-		v := make([]verdict, 2)
-		f.Decide(t.Context(), clock(), []ask{a, a}, v)
+		v := make([]ratelimit.Verdict, 2)
+		f.Decide(t.Context(), clock(), []ratelimit.Ask{a, a}, v)
 		time.Sleep(5 * time.Second)
 		if n := s.taken() - before; n != 1 || v[0].OverLimit || v[1].OverLimit {
 			t.Errorf("a request has %d slots: %+v", n, v)
@@ -507,8 +436,8 @@ func TestSlotsOfOtherParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		s := &shakyLedger{keys: map[string]*account.Slots{}, began: began, heard: true}
-		clock := func() instant { return instant(time.Since(began)) + 1 }
-		f := NewConcurrency(shards{nil, s}, NewLocal(100, 1, began), clock)
+		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(began)) + 1 }
+		f := New(shards{nil, s}, local.New(100, 1, began), clock)
 		r := slotRule(4)
 		r.Coordination.OnStoreFailure = ratelimit.FailClosed
 		for slot := 1; slot <= 200; slot++ {
@@ -525,10 +454,10 @@ func TestSlotsOfOtherParts(t *testing.T) {
 }
 
 // laneOf is the way of a key's slots.
-func laneOf(f *Concurrency, key string) *slotLane { return f.lane(ratelimit.KeyName([]byte(key))) }
+func laneOf(f *Limiter, key string) *slotLane { return f.lane(ratelimit.KeyName([]byte(key))) }
 
 // openOf reports whether the lane of a key counts its ledger as dead.
-func openOf(f *Concurrency, key string) bool {
+func openOf(f *Limiter, key string) bool {
 	return laneOf(f, key).Open()
 }
 
@@ -554,11 +483,11 @@ func TestSlotsSayThatTheyWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := make(chan struct{})
 		begun := time.Now()
-		clock := func() instant { return instant(time.Since(begun)) }
-		f := NewConcurrency(heldSlots{waits}, NewLocal(100, 0, begun), clock)
-		one := []verdict{{}}
+		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(begun)) }
+		f := New(heldSlots{waits}, local.New(100, 0, begun), clock)
+		one := []ratelimit.Verdict{{}}
 		ctx := context.WithValue(t.Context(), ratelimit.WaitsKey{}, ratelimit.Waiter(noted{waits}))
-		f.Decide(ctx, clock(), []ask{slotOf(slotRule(2), "k", ratelimit.Spend, 1)}, one)
+		f.Decide(ctx, clock(), []ratelimit.Ask{slotOf(slotRule(2), "k", ratelimit.Spend, 1)}, one)
 		if took := time.Since(begun); took > 0 || one[0].Source != ratelimit.FromClaim {
 			t.Errorf("after %v: %+v", took, one[0])
 		}

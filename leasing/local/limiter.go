@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"context"
@@ -9,34 +9,30 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Local decides on one node, by counters in its own process. Every answer is exact, the remaining count included, and
-// never waits. It is safe for concurrent use. A decision about a tracked key does not allocate.
+// Limiter decides on one node. It is safe for concurrent use. A decision about a tracked key does not allocate.
 //
-// Guarantee: no key is ever spent beyond its limit, for any number of keys. When more keys are in use than it may
-// track, the untracked keys of a rule share OverflowSlots budgets, each as large as the limit. They may be refused
-// early, and are never admitted beyond the limit. When even these budgets have no room, it refuses.
-type Local struct {
+// When more keys are in use than it may track, the untracked keys of a rule share OverflowSlots budgets, each as large
+// as the limit. They may be refused early, and are never admitted beyond the limit. When even these budgets have no
+// room, it refuses.
+type Limiter struct {
 	tracked  *counters
 	overflow *counters
 	offset   atomic.Int64 // of the wall clock's nanoseconds from an Instant's
 	shared   atomic.Uint64
 }
 
-// Maximum bytes of a key, for MAX_KEYS. It is the worst case that a client can cause with longer and longer keys,
-// while it keeps a part of the shorter ones in use (keytable's TestKeysThatStay). For a Fleet, it includes busy keys.
-const (
-	LocalKeyBytes = 550
-	FleetKeyBytes = 800
-)
+// KeyBytes is the maximum bytes of a key, for MAX_KEYS. It is the worst case that a client can cause with longer and
+// longer keys, while it keeps a part of the shorter ones in use (keytable's TestKeysThatStay).
+const KeyBytes = 550
 
 // OverflowSlots is the number of budgets that the untracked keys of one rule share.
 const OverflowSlots = 64
 
-// NewLocal makes a limiter that tracks at most maxKeys keys, and an eighth as many overflow budgets. wall is the time
+// New makes a limiter that tracks at most maxKeys keys, and an eighth as many overflow budgets. wall is the time
 // of the wall clock at the instant now, which divides windows. See SyncClock.
-func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
+func New(maxKeys int, now ratelimit.Instant, wall time.Time) *Limiter {
 	arena := keytable.NewArena()
-	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
+	l := &Limiter{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
 	l.tracked.before = l.overflowed
 	l.SyncClock(now, wall)
 	return l
@@ -44,7 +40,7 @@ func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 
 // overflowed is the usage of the budget that a key has shared while it was not tracked, because the key may have
 // spent all of it.
-func (l *Local) overflowed(a *ask) counter {
+func (l *Limiter) overflowed(a *ask) counter {
 	if l.shared.Load() == 0 {
 		return counter{}
 	}
@@ -59,12 +55,12 @@ func (l *Local) overflowed(a *ask) counter {
 
 // SyncClock sets the wall-clock time of an instant, so that windows follow corrections of the wall clock. A step back
 // makes current windows longer. It never grants a budget twice.
-func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
+func (l *Limiter) SyncClock(now ratelimit.Instant, wall time.Time) {
 	l.offset.Store(wall.UnixNano() - int64(now))
 }
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
-func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (l *Limiter) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	at := l.LedgerNow(now)
 	for i := range asks {
 		verdicts[i] = verdict{}
@@ -75,7 +71,7 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 }
 
 // DecideShare decides an ask by this node's share of the limit, as one of so many (ratelimit.Rule.LocalShare).
-func (l *Local) DecideShare(now ratelimit.Instant, a *ratelimit.Ask, nodes int) ratelimit.Verdict {
+func (l *Limiter) DecideShare(now ratelimit.Instant, a *ratelimit.Ask, nodes int) ratelimit.Verdict {
 	own, v := *a, [1]verdict{}
 	own.Rule = a.Rule.LocalShare(nodes)
 	l.Decide(context.Background(), now, []ask{own}, v[:])
@@ -83,13 +79,13 @@ func (l *Local) DecideShare(now ratelimit.Instant, a *ratelimit.Ask, nodes int) 
 }
 
 // UndoShare takes back its charge.
-func (l *Local) UndoShare(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, nodes int) {
+func (l *Limiter) UndoShare(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, nodes int) {
 	own, at := *a, *v
 	own.Rule, at.Source = a.Rule.LocalShare(nodes), ratelimit.FromLease
 	l.Undo(now, []ask{own}, []verdict{at})
 }
 
-func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
+func (l *Limiter) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
 	if a.OfSlot() { // its slots would not be found again
 		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
@@ -108,7 +104,7 @@ func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 
 // overflowKey names the budget that an untracked key shares. Their number is bounded for any requests: limits that
 // clients send have no path, and share by their unit.
-func (l *Local) overflowKey(b []byte, a *ask) []byte {
+func (l *Limiter) overflowKey(b []byte, a *ask) []byte {
 	slot := l.tracked.Hash.Of(a.Key) % OverflowSlots
 	b = append(b, 0xfe, byte(slot), byte(a.Rule.Limit.Unit), byte(a.Rule.Limit.Algorithm)) // no Unit is 0xfe
 	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, a.Rule.Path, false), 0)
@@ -116,7 +112,7 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 
 // Undo implements [ratelimit.Limiter]. It ignores the verdict of another limiter (an owner's, or a fallback's), which
 // charged nothing here.
-func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (l *Limiter) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		switch verdicts[i].Source {
 		case ratelimit.FromLease, ratelimit.FromClaim:
@@ -130,11 +126,11 @@ func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratel
 }
 
 // Stats returns the counts so far. It takes every lock once.
-func (l *Local) Stats() ratelimit.LimiterStats {
+func (l *Limiter) Stats() ratelimit.LimiterStats {
 	return ratelimit.LimiterStats{Overflow: l.shared.Load(), Accounts: l.tracked.len() + l.overflow.len()}
 }
 
 // LedgerNow is the time of this process's ledger clock at an instant.
-func (l *Local) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime {
+func (l *Limiter) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime {
 	return ledgerTime((int64(now) + l.offset.Load()) / int64(time.Microsecond))
 }

@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"math/rand/v2"
@@ -16,7 +16,7 @@ func ownedRule(l ratelimit.Limit) *ratelimit.Rule {
 }
 
 // handOver moves the keys that match accepts.
-func handOver(t *testing.T, now instant, from, to *Local, match func(key []byte) bool) (handed int) {
+func handOver(t *testing.T, now instant, from, to *Limiter, match func(key []byte) bool) (handed int) {
 	t.Helper()
 	var keys [][]byte
 	for v := (Visit{}); !from.Visit(&v, func(key []byte) {
@@ -43,8 +43,8 @@ func TestHandOver(t *testing.T) {
 		t.Run(ratelimit.Algorithms[algorithm], func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, uint64(algorithm)))
 			wall := time.Unix(1_800_000_000, 0)
-			one := NewLocal(1000, 1, wall)
-			several := []*Local{NewLocal(1000, 1, wall), NewLocal(1000, 1, wall), NewLocal(1000, 1, wall)}
+			one := New(1000, 1, wall)
+			several := []*Limiter{New(1000, 1, wall), New(1000, 1, wall), New(1000, 1, wall)}
 			owner := make([]int, 50)
 			now := instant(1)
 			for step := range 20_000 {
@@ -85,7 +85,7 @@ func TestHandOver(t *testing.T) {
 // An account that arrives where the key is known already is charged there too.
 func TestAdoptMerges(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
-	a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+	a, b := New(10, 1, wall), New(10, 1, wall)
 	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	admit(a, 2, r, 4)
 	admit(b, 2, r, 4)
@@ -97,7 +97,7 @@ func TestAdoptMerges(t *testing.T) {
 }
 
 // admit sends that many requests for single tokens, and returns the number of admitted ones.
-func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
+func admit(l *Limiter, now instant, r *ratelimit.Rule, n int) (admitted int) {
 	for range n {
 		if !decideOne(l, now, ask{Rule: r, Key: keyOf(1), Cost: 1}).OverLimit {
 			admitted++
@@ -119,7 +119,7 @@ func TestAdoptOverAnotherWindow(t *testing.T) {
 	}{{ratelimit.FixedWindow, 12, 4}, {ratelimit.SlidingWindow, 3, 1}} {
 		for _, newerArrives := range []bool{true, false} {
 			r := ownedRule(ratelimit.Limit{Algorithm: x.algorithm, Unit: ratelimit.Minute, Requests: 10})
-			older, newer := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+			older, newer := New(10, 1, wall), New(10, 1, wall)
 			admit(older, 1, r, x.had)
 			admit(newer, minute, r, 6)
 			here, from := older, newer
@@ -141,7 +141,7 @@ func TestHandOverBetweenClocks(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	start := instant(time.Second)
 	for _, skew := range []time.Duration{300 * time.Millisecond, -300 * time.Millisecond, 10 * time.Minute, -10 * time.Minute} {
-		a, b := NewLocal(10, start, wall), NewLocal(10, start, wall.Add(skew))
+		a, b := New(10, start, wall), New(10, start, wall.Add(skew))
 		// There, and back again across the boundary of a's window.
 		now := start.Add(time.Minute - 200*time.Millisecond)
 		if got := admit(a, now, r, 20); got != 10 {
@@ -174,7 +174,7 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		const ahead, behind = 29 * time.Second, -29 * time.Second
 		start := instant(time.Second)
-		a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
+		a, b := New(10, start, wall.Add(ahead)), New(10, start, wall.Add(behind))
 		// When a's clock has just begun a window, the key is used up there.
 		now := start.Add(time.Minute - ahead)
 		if got := admit(a, now, r, 20); got != 10 {
@@ -202,7 +202,7 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 // receiver's full table does not drop it: its window is not granted once more.
 func TestKeyIsKeptUntilItsWindowHasEndedHere(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0) // a minute begins
-	a, b := NewLocal(10, 1, wall.Add(55*time.Second)), NewLocal(10, 1, wall.Add(45*time.Second))
+	a, b := New(10, 1, wall.Add(55*time.Second)), New(10, 1, wall.Add(45*time.Second))
 	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	if got := admit(a, 1, r, 20); got != 10 {
 		t.Fatal(got)
@@ -225,7 +225,7 @@ func TestKeyIsKeptUntilItsWindowHasEndedHere(t *testing.T) {
 func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
 		wall := time.Unix(1_800_000_000, 0)
-		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+		a, b := New(10, 1, wall), New(10, 1, wall)
 		r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
 		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		if got := admit(a, 1, r, 20); got != 10 {
@@ -249,7 +249,7 @@ func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 
 // Only keys of a mode with owners are shown, as the rule of their last request says.
 func TestVisitShowsOwnedKeysOnly(t *testing.T) {
-	l := NewLocal(100, 1, time.Unix(1_800_000_000, 0))
+	l := New(100, 1, time.Unix(1_800_000_000, 0))
 	for i, mode := range []ratelimit.Mode{ratelimit.Leasing, ratelimit.Routing, ratelimit.Approx, ratelimit.Routing} {
 		r, shown := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(i % 2 * 2), Unit: ratelimit.Hour, Requests: 10, Burst: 10}), 0
 		r.Coordination.Mode = mode
@@ -265,7 +265,7 @@ func TestVisitShowsOwnedKeysOnly(t *testing.T) {
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
-	l := NewLocal(4000, 1, time.Unix(1_800_000_000, 0))
+	l := New(4000, 1, time.Unix(1_800_000_000, 0))
 	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
 	put := func(k uint64) { decideOne(l, 2, ask{Rule: r, Key: keyOf(k), Cost: 1}) }
 	for k := range uint64(1000) {

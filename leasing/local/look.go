@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"cmp"
@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Views of a Local, and corrections.
+// Views of a Limiter, and corrections.
 
 // Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
-func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+func (l *Limiter) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: ratelimit.KeyName(a.Key)}
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
@@ -50,8 +50,8 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 
 // Hottest implements [ratelimit.Inspector]. This node does not measure rates: it returns the keys with the most usage
 // in their windows, with a rate of 0.
-func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	var all hottest
+func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	var all Hottest
 	at := l.LedgerNow(now)
 	l.tracked.walk(func(s *counterShard, c *counterCell) {
 		if at >= c.Val.dead(algorithmOf(c)) {
@@ -62,20 +62,20 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		if algorithmOf(c) == ratelimit.TokenBucket {
 			spent = limit - max(0, tokens(c.Val.state/account.Micro))
 		}
-		all.add(n, float64(spent), func() ratelimit.HotKey {
+		all.Add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
 				Account: ratelimit.KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
 			}
 		})
 	})
-	return all.keys()
+	return all.Keys()
 }
 
 // Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
-func (l *Local) Drop(context.Context, ratelimit.Instant, []byte) (bool, error) { return false, nil }
+func (l *Limiter) Drop(context.Context, ratelimit.Instant, []byte) (bool, error) { return false, nil }
 
 // Reset implements [ratelimit.Inspector].
-func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+func (l *Limiter) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
@@ -91,15 +91,16 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	return nil
 }
 
-// hottest are keys by descending rate.
-type hottest []ratedKey
+// Hottest are the keys with the highest rates, in order. The zero Hottest has none.
+type Hottest []ratedKey
 
 type ratedKey struct {
 	rate float64
 	key  ratelimit.HotKey
 }
 
-func (all hottest) keys() []ratelimit.HotKey {
+// Keys returns the keys.
+func (all Hottest) Keys() []ratelimit.HotKey {
 	keys := make([]ratelimit.HotKey, len(all))
 	for i := range all {
 		keys[i] = all[i].key
@@ -107,7 +108,8 @@ func (all hottest) keys() []ratelimit.HotKey {
 	return keys
 }
 
-func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
+// Add adds a key, if it is one of the n hottest. key makes its view.
+func (all *Hottest) Add(n int, rate float64, key func() ratelimit.HotKey) {
 	keys := *all
 	// Most keys are not among the n hottest. They end here, before their name is made.
 	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {

@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"math"
@@ -10,19 +10,6 @@ import (
 )
 
 // Slots of keys that this node alone decides about (account.Slots).
-
-// slotAsk is an ask in the form of slots. A refund has no slot: it changes nothing.
-func slotAsk(a *ask) account.SlotAsk {
-	x := account.SlotAsk{Slot: int64(a.Window), Limit: a.Rule.Limit.Requests, TTL: a.Rule.Limit.Period()}
-	switch {
-	case a.Window == 0:
-	case a.Kind == ratelimit.Spend:
-		x.Op = account.SlotTake
-	case a.Kind == ratelimit.Release:
-		x.Op = account.SlotGive
-	}
-	return x
-}
 
 // heldBy is the table's entry of a key with these slots: a window that ends when all have returned.
 func heldBy(all account.Slots) counter {
@@ -83,7 +70,7 @@ func (s *counterShard) decideSlots(now ledgerTime, c *counterCell, a *ask, v *ve
 		taken = &account.Slots{}
 		s.taken[c.ID()] = taken
 	}
-	before, x := len(*taken), slotAsk(a)
+	before, x := len(*taken), account.SlotAskOf(a)
 	answer, _ := taken.Decide(now, &x)
 	s.slots += len(*taken) - before
 	has := ratelimit.SlotHeld(answer.Has && x.Op != account.SlotLook)

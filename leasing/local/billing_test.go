@@ -1,4 +1,4 @@
-package leasing
+package local
 
 import (
 	"math/rand/v2"
@@ -28,7 +28,7 @@ func TestBillingCutBetweenTwoClocks(t *testing.T) {
 	for seed := range uint64(50) {
 		rnd := rand.New(rand.NewPCG(seed, 300))
 		begins := cut.Add(-2 * time.Second)
-		nodes := []*Local{NewLocal(10, 1, begins), NewLocal(10, 1, begins.Add(300*time.Millisecond))}
+		nodes := []*Limiter{New(10, 1, begins), New(10, 1, begins.Add(300*time.Millisecond))}
 		owner, now, admitted := rnd.IntN(2), instant(1), map[window]tokens{}
 		r := ownedRule(limit)
 		for now < instant(4*time.Second) {
