@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: exercise quiet h2spec attack troubles outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: exercise regions quiet h2spec attack troubles outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -143,6 +143,10 @@ troubles: deps ## things that go wrong, with real processes: the console and top
 exercise: deps ## keep the troubles, for half an hour each, for people who resolve them with the pages alone: .cache/exercise
 	mkdir -p .cache/exercise
 	$(GO) test -count=1 -v -timeout 1h -parallel 8 -run '^TestTroubles$$' ./cmd/sluice -exercise $(CURDIR)/.cache/exercise
+
+# Each window is a minute, and the next one must turn before: 30 minutes.
+regions: deps ## three regions of real nodes, 80 and 150 ms from their store: each algorithm gets nearly all of its limit
+	$(GO) test -count=1 -v -timeout 1h -run '^TestRegions$$' ./cmd/sluice -regions
 
 QUIET ?= 1h
 quiet: deps ## no alert and no problem of a console in QUIET (1h) of loads and the demo, on a machine that does nothing else

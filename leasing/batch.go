@@ -110,6 +110,7 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 		return
 	}
 	l.Success()
+	l.took(now.Sub(b.sent))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.answered = now

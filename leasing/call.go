@@ -153,8 +153,10 @@ func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *wai
 		// Requests of one key can have different limits: they bring their own, or the rules change.
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
-		recalled := fl.recalling && (w.ask.Cost > fl.most || late && !c.sizing(k.rule()).Ahead())
-		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > fl.most || recalled)
+		// Requests that waited together take what was granted in their order. The rest is refused, and claims no more.
+		most := judged - k.Sum + k.Unspent() + fl.elsewhere
+		recalled := fl.recalling && (w.ask.Cost > most || late && !c.sizing(k.rule(), c.lane(k)).Ahead())
+		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > most || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == lease.Asks {
@@ -242,8 +244,8 @@ func (c *call) askLocked(now instant, k entry, w *waiter) {
 		w.flight, w.counted = c.rest(time.Millisecond), nil // read the current window again, without a loop of claims
 		return
 	case w.counted != nil && w.counted.recalling:
-		// Others were recalled: their answers take about a round trip.
-		w.flight, w.counted = c.rest(recallPause), nil
+		// Others were recalled. This claim and their answers take a round trip each, and theirs must arrive first.
+		w.flight, w.counted = c.rest(max(recallPause, c.lane(k).roundTrip()/4)), nil
 		return
 	}
 	m, why := c.joinLocked(k)
@@ -255,7 +257,7 @@ func (c *call) askLocked(now instant, k entry, w *waiter) {
 	w.waitsLocked(k, w.ask.Cost)
 }
 
-// recallPause is the wait before another claim while recalled nodes give their tokens back.
+// recallPause is the minimum wait before another claim while recalled nodes give their tokens back.
 const recallPause = 2 * time.Millisecond
 
 // retried reports whether an error is no failure of the store: the claim is made again.

@@ -89,8 +89,11 @@ type sweeper struct {
 
 // Bounds of messages in flight.
 const (
-	flights   = 4 // concurrent round trips, to each part of the ledger
-	queueSize = 8192
+	// flights is the minimum of concurrent round trips to each part of the ledger, and mostFlights the maximum. In
+	// between, one leaves in each fanned of a round trip, so that messages do not wait longer for a far ledger.
+	flights, mostFlights = 4, 32
+	fanned               = 5 * time.Millisecond
+	queueSize            = 8192
 	// KeyBytes is the maximum bytes of a key, busy keys included, for MAX_KEYS. See [local.KeyBytes].
 	KeyBytes = 800
 	// SweepEvery is the interval at which Run looks after keys without requests.
@@ -140,7 +143,7 @@ func (f *Fleet) openLanes() {
 		l := &f.lanes[i]
 		l.part = i
 		l.Options = lane.Options{
-			Size: queueSize / parts, Patient: queueSize, Flights: flights, Clock: f.clock,
+			Size: queueSize / parts, Patient: queueSize, Flights: l.flights, Clock: f.clock,
 			After: func(d time.Duration, call func()) { f.after(d, call) },
 		}
 	}
@@ -295,8 +298,8 @@ func (f *Fleet) Recalled(name string, w window) {
 // newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
 func (f *Fleet) newAlias(r *ratelimit.Rule) uint32 { return aliasOf(r, f.dropped.Add(2)-1) }
 
-func (f *Fleet) sizing(r *ratelimit.Rule) lease.Sizing {
-	return lease.Sizing{Rule: r, Nodes: max(1, f.Nodes())}
+func (f *Fleet) sizing(r *ratelimit.Rule, l *fleetLane) lease.Sizing {
+	return lease.Sizing{Rule: r, Nodes: max(1, f.Nodes()), Trip: l.roundTrip()}
 }
 
 // keyName is the ledger's name of a key.
@@ -333,10 +336,11 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	if k.use.flight != nil || f.ended.Load() { // the lanes have stopped
 		return
 	}
-	if _, young := f.lane(k).young(now); young { // sweeps state all that there is
+	l := f.lane(k)
+	if _, young := l.young(now); young { // sweeps state all that there is
 		return
 	}
-	if wait, due := k.Due(now, f.sizing(k.rule())); due {
+	if wait, due := k.Due(now, f.sizing(k.rule(), l)); due {
 		f.launchLocked(k, wait)
 	}
 }

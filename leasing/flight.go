@@ -86,7 +86,7 @@ type outcome struct {
 	granted   bool   // it brought tokens
 	refused   bool   // the ledger has less than the need, and others have no tokens in hand
 	recalling bool   // others have tokens in hand, and were recalled
-	most      tokens // free tokens if all others gave back theirs
+	elsewhere tokens // that others could give back
 }
 
 func newKeyMessage(k entry) *keyMessage {
@@ -125,7 +125,7 @@ func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) 
 	if !q.Young {
 		k.ReturnVain(q.Now, &m.rule.Limit)
 	}
-	c.Want, c.Unit = k.Wants(q.Now, c.Need, f.sizing(m.rule))
+	c.Want, c.Unit = k.Wants(q.Now, c.Need, f.sizing(m.rule, f.lane(k)))
 	if f.leaving.Load() {
 		c.Want = c.Need
 	}
@@ -191,9 +191,8 @@ func (f *Fleet) judge(now instant, k entry, m *keyMessage, g *account.Grant) {
 	short := !c.Draws() && g.Granted < c.Need
 	recalls := g.InHand > 0 && inWindow(c)
 	m.refused, m.recalling = short && !recalls, short && recalls
-	m.most = c.Limit.Capacity() - g.Sum + k.Unspent()
 	if inWindow(c) { // leases of buckets end by themselves
-		m.most += max(0, g.InHand)
+		m.elsewhere = max(0, g.InHand)
 	}
 	if !c.Draws() && g.Granted < c.Want && (g.InHand > 0 || c.Limit.Algorithm == ratelimit.SlidingWindow) {
 		f.noteShort(rule, c)

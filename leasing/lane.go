@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
@@ -20,7 +21,24 @@ type fleetLane struct {
 	epochs                     // guarded by mu
 	beat     *beat             // guarded by mu; nil: there is none
 	answered instant           // guarded by mu
+
+	trip atomic.Int64 // a round trip of late, in nanoseconds; 0: unknown
 }
+
+// roundTrip is the time that a round trip takes, of late; 0: it is unknown.
+func (l *fleetLane) roundTrip() time.Duration { return time.Duration(l.trip.Load()) }
+
+// took notes the time of a round trip. A longer one counts for an eighth, because this node's own delays pass.
+func (l *fleetLane) took(d time.Duration) {
+	was := l.roundTrip()
+	if was > 0 && d > was {
+		d = was + (d-was)/8
+	}
+	l.trip.Store(int64(d))
+}
+
+// flights is the maximum of batches in flight.
+func (l *fleetLane) flights() int { return max(flights, min(int(l.roundTrip()/fanned), mostFlights)) }
 
 // epochs is the current epoch of a part. It is guarded by its lane's mu.
 type epochs struct {

@@ -87,7 +87,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// Ended windows are reported, and keys without requests are dropped.
 		return f.enterLocked(now, &there, k) && unused > rule.Limit.Period()
 	}
-	_, due := k.Due(now, f.sizing(rule))
+	_, due := k.Due(now, f.sizing(rule, f.lane(k)))
 	switch {
 	case c.Val.reportedLife != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,

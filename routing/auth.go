@@ -60,6 +60,7 @@ var (
 	errPlain   = &refusal{rejectedPlain, "the peer does not use TLS 1.3: it has an older version, or is not a peer"}
 	errSelf    = &refusal{rejectedName, "the peer has the name of this node (its PEER_ADDR)"}
 	errName    = &refusal{rejectedName, "the peer has another name"}
+	errRegion  = &refusal{rejectedRegion, "the peer is of another region"}
 )
 
 // refusal is the fault of an introduction, with the kind under which it counts.
@@ -92,6 +93,7 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 	part(h, binding)
 	for _, hello := range []*wire.Hello{caller, called} {
 		part(h, []byte(hello.GetAddr()))
+		part(h, []byte(hello.GetRegion()))
 		part(h, hello.GetNonce())
 		absent := uint64(0)
 		if hello.GetAbsent() {
@@ -127,8 +129,8 @@ func binding(stream context.Context) ([]byte, error) {
 	return info.State.ExportKeyingMaterial("EXPORTER-Channel-Binding", nil, sha256.Size)
 }
 
-// check returns the fault of a peer's hello.
-func check(h *wire.Hello) error {
+// check returns the fault of a peer's hello, at a node of a region.
+func check(h *wire.Hello, region string) error {
 	switch {
 	case h == nil:
 		return errHello
@@ -137,8 +139,11 @@ func check(h *wire.Hello) error {
 		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
 			"finish the upgrade (docs/upgrading.md)", errVersion, h.GetVersion(), version)
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < leastNonce ||
-		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
+		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0 || len(h.GetRegion()) > maxAddr:
 		return errHello
+	case h.GetRegion() != region:
+		return fmt.Errorf("%w: its REGION is %q, and this node's %q. Name peers of one region in PEERS", errRegion,
+			h.GetRegion(), region)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	defer c.mu.Unlock()
 	return &wire.Hello{
 		Version: version, Addr: c.options.Addr, Nonce: nonce,
-		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
+		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes, Region: c.options.Region,
 	}
 }
 

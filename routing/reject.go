@@ -16,6 +16,7 @@ const (
 	rejectedVersion                       // of a version that is not spoken
 	rejectedName                          // a node that has another's address
 	rejectedSecret                        // a wrong proof
+	rejectedRegion                        // a node of another region
 	rejectedGossip                        // what could not be decrypted, or makes no sense
 	rejectedAddress                       // found, and not an address, or one too many
 	rejectedFrame                         // more in one than any node sends
@@ -34,7 +35,7 @@ const (
 // rejectionNames are the kinds as metrics have them.
 var rejectionNames = [rejections]string{
 	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version",
-	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
+	rejectedName: "name", rejectedSecret: "secret", rejectedRegion: "region", rejectedGossip: "gossip", rejectedAddress: "address",
 	rejectedFrame: "frame", rejectedSent: "sent",
 	rejectedAsk: "ask", rejectedReply: "reply", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",

@@ -295,7 +295,7 @@ func (r *Router) introduce(stream callerStream, addr string) (*wire.Hello, error
 		return nil, fmt.Errorf("it refused the introduction: %w", err)
 	}
 	welcome := answer.GetWelcome()
-	if err := check(welcome); err != nil {
+	if err := check(welcome, r.options.Region); err != nil {
 		return nil, err
 	}
 	// A node that answers for another's address would receive requests for keys that it does not own. It would
@@ -329,7 +329,7 @@ func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, err
 	}
 	received()
 	hello := f.GetHello()
-	if err := check(hello); err != nil {
+	if err := check(hello, r.options.Region); err != nil {
 		return hello, err
 	}
 	// Two nodes with one name would take each other's keys for their own.

@@ -195,6 +195,7 @@ func (v *view) kept(hash uint64, self string) bool {
 // Options are a node's settings as one of a ring.
 type Options struct {
 	Addr      string // this node's, for peers
+	Region    string // this node's; nodes of others are refused
 	Discovery Discovery
 	Secret    string // the shared secret of all peers; see CheckSecret
 	// for dialling, TLS 1.3; nil: with certificates that prove nothing, so that the secret is needed

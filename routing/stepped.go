@@ -15,7 +15,7 @@ import (
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
+	c := newCore(Options{Addr: o.Addr, Region: o.Region, HotRate: o.HotRate}, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.driver = s
 	c.random = o.Random
@@ -97,7 +97,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	if err := proto.Unmarshal(hello, &h); err != nil {
 		return nil, err
 	}
-	if err := check(&h); err != nil {
+	if err := check(&h, s.options.Region); err != nil {
 		return nil, err
 	}
 	addr := h.GetAddr()
@@ -114,7 +114,7 @@ var steppedNonce = make([]byte, 16)
 // Opened records that a stream to a node is open, and how it introduced itself.
 func (s *Stepped) Opened(to string, welcome []byte) {
 	var h wire.Hello
-	if err := proto.Unmarshal(welcome, &h); err != nil || check(&h) != nil {
+	if err := proto.Unmarshal(welcome, &h); err != nil || check(&h, s.options.Region) != nil {
 		s.Closed(to)
 		return
 	}

@@ -53,7 +53,7 @@ type extra struct {
 }
 
 // patience is the minimum wait of a request for the store: half of the deadline after a wait for a key's owner.
-const patience = ratelimit.StoreDeadline / 2
+func (b *bound) patience() time.Duration { return b.Rule.Coordination.Deadline() / 2 }
 
 // learns is the time after a loss in which a node need not have stated its totals: the ledger grants a
 // twentieth until then.
@@ -61,7 +61,7 @@ const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
 	b.world = w
-	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= patience/2
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= b.patience()/2
 }
 
 // lasts is the time in nanoseconds for which a fault matters to a rule.
@@ -101,7 +101,7 @@ func (b *bound) miss(n *node) {
 
 // late notes the travel time of a message to the store.
 func (b *bound) late(took time.Duration) {
-	if took >= patience {
+	if took >= b.patience() {
 		b.outage(took)
 	}
 }

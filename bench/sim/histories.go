@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,6 +51,7 @@ const GCPercent = 400
 type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which only mode routing has
+	Regions   bool   // only regions, which only mode routing with a store has
 }
 
 // Validate reports impossible selections.
@@ -57,14 +59,18 @@ func (s Selection) Validate() error {
 	if s.Mode != "" && !slices.Contains(ratelimit.ModeNames(), s.Mode) {
 		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.ModeNames(), ", "))
 	}
-	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
-		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
+	if (s.Storeless || s.Regions) && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
+		return fmt.Errorf("the mode is %s, and only mode routing is played without a store, or in regions", s.Mode)
+	}
+	if s.Storeless && s.Regions {
+		return errors.New("regions share a store: they are not played without one")
 	}
 	return nil
 }
 
 func (s Selection) has(o *Options) bool {
-	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
+	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) &&
+		(!s.Regions || o.Regions > 1)
 }
 
 // Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
@@ -140,7 +146,7 @@ func (s *Summary) add(o *Options, r *Result) {
 		"draws": r.Draws > 0, "a ledger of parts": o.Parts > 1, "debt": r.Debt > 0, "recalls": r.Recalls > 0,
 		"refunds that were cut":      r.Cut > 0,
 		"totals compared at the end": r.Settled > 0, "late requests": o.Net.Wake > 0,
-		"tills under strain": o.strainsTills(),
+		"tills under strain": o.strainsTills(), "regions": o.Regions > 1,
 	} {
 		if is {
 			s.Played[what]++
@@ -175,9 +181,9 @@ func failure(o Options, r *Result) *Failure {
 
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
-	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts; faults %v; changes %v; mix %v, second %v, table %d",
+	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts, %d regions; faults %v; changes %v; mix %v, second %v, table %d",
 		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
-		c.Lease, ratelimit.Reclaims[c.Reclaim], c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
+		c.Lease, ratelimit.Reclaims[c.Reclaim], c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), max(1, o.Regions), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
 }
 
 func changesOf(o *Options) (all []string) {

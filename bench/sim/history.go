@@ -30,6 +30,7 @@ func History(seed uint64) Options {
 	}
 	h.parts()
 	h.replicas()
+	h.regions()
 	h.wake()
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 	return h.o

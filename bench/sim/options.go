@@ -24,6 +24,7 @@ type Options struct {
 	Changes []Change // of Rule, in the order of their times
 	Mix     Mix
 	Parts   int `in:"0..64"` // of the ledger, each with its own data and clock; 0: one. Not with mode routing
+	Regions int `in:"0..16"` // rings, over one store; 0: one. With mode routing and a store
 	Table   int // maximum of keys that a node tracks; 0: no maximum
 	// Ledger, if set, is a real ledger, which replaces the one in memory. It uses the ledger's clock. Not with
 	// mode routing.

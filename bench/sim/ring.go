@@ -45,7 +45,7 @@ func (n *node) joinRing() {
 	wall := time.UnixMicro(int64(w.ledgerTime()))
 	r := &ring{node: n, streams: map[string]*stream{}}
 	o := routing.SteppedOptions{
-		Addr: n.addr, Incarnation: uint64(n.name), HotRate: w.HotRate, Clock: n.clock, Wall: wall, Wires: r,
+		Addr: n.addr, Region: w.region(n.slot), Incarnation: uint64(n.name), HotRate: w.HotRate, Clock: n.clock, Wall: wall, Wires: r,
 		Random: rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name))).Float64, Decided: r.decidedFor, Undone: r.undoneFor,
 		After: func(d time.Duration, do func()) { n.in(d, func() { r.step(do) }) },
 	}
@@ -278,7 +278,7 @@ func (n *node) goAway(until int64) {
 		if len(n.ring.Stats().Members) == 0 {
 			n.bound.apart(0) // there was no heir
 		}
-		n.in(ratelimit.StoreDeadline, n.goodbye) // answers in flight arrive
+		n.in(n.rule.Coordination.Deadline(), n.goodbye) // answers in flight arrive
 	case n.now >= until:
 		n.bound.apart(0) // the rest is lost
 		n.goodbye()
@@ -321,9 +321,11 @@ func (w *world) met(n *node) {
 }
 
 func (n *node) lookOnce() {
-	addrs := make([]string, len(n.nodes))
-	for i, other := range n.nodes {
-		addrs[i] = other.addr
+	var addrs []string
+	for _, other := range n.nodes {
+		if n.region(other.slot) == n.region(n.slot) {
+			addrs = append(addrs, other.addr)
+		}
 	}
 	n.ring.step(func() { n.ring.Found(addrs) })
 }

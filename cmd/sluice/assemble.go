@@ -49,6 +49,7 @@ func (p *assembled) registers(s *registration) {
 	s.Rules = p.store.Status().Fingerprint
 	s.Rates = &recent
 	s.Wrong = wrong
+	s.Region = p.shown.Region
 }
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
@@ -93,7 +94,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Region: c.Ring.Region, Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, StoreNow: p.now, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}

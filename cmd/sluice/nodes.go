@@ -59,6 +59,7 @@ type registration struct {
 	Started int64              `json:"started"` // Unix seconds, by its own clock
 	Holders []ratelimit.Holder `json:"holders"`
 	Rules   string             `json:"rules,omitempty"` // fingerprint of those in force
+	Region  string             `json:"region,omitempty"`
 	// Every is after how many seconds it says so again.
 	Every float64        `json:"every,omitempty"`
 	Rates *console.Rates `json:"rates,omitempty"`
@@ -180,7 +181,7 @@ func readNode(x store.Registration) (console.Node, bool) {
 	}
 	return console.Node{
 		Name: x.Node, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: int64(x.Ago / time.Second),
-		Holders: s.Holders, Rules: s.Rules, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
+		Holders: s.Holders, Rules: s.Rules, Region: s.Region, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
 	}, true
 }
 

@@ -67,6 +67,9 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 		return cli.Wrong(err)
 	}
 	log := c.logger(s.Err)
+	if c.Ring.Region != "" {
+		log = log.With("region", c.Ring.Region)
+	}
 	defer context.AfterFunc(drain, func() {
 		if hurry.Err() == nil {
 			log.Info("SIGTERM or SIGHUP: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)

@@ -44,8 +44,8 @@ func GatherFor(r *ratelimit.Rule) time.Duration {
 type Options struct {
 	// Size bounds the urgent messages that wait, and Patient the others.
 	Size, Patient int
-	// Flights bounds the batches in flight.
-	Flights int
+	// Flights is the maximum of batches in flight now. It must not call the queue.
+	Flights func() int
 	Clock   ratelimit.Clock
 	// After calls a function after a time.
 	After func(time.Duration, func())
@@ -180,7 +180,7 @@ func (q *Queue[M]) Take() []M {
 
 func (q *Queue[M]) takeLocked() []M {
 	due := q.stopped || q.due <= q.Clock()
-	if !q.waits || !due || q.flying >= q.Flights {
+	if !q.waits || !due || q.flying >= q.Flights() {
 		return nil
 	}
 	q.flying++

@@ -23,14 +23,14 @@ type script struct {
 
 func newScript(t testing.TB, trip time.Duration) *script {
 	s := &script{TB: t, began: time.Now(), trip: trip, left: make([]time.Duration, 10_000)}
-	s.Size, s.Patient, s.Flights = 1000, 1000, 4
+	s.Size, s.Patient, s.Flights = 1000, 1000, func() int { return 4 }
 	s.Clock = func() instant { return instant(time.Since(s.began)) }
 	s.After = func(d time.Duration, do func()) { time.AfterFunc(d, do) }
 	return s
 }
 
 func (s *script) settle(batch []int) {
-	if n := s.flights.Add(1); int(n) > s.Flights || len(batch) > BatchSize {
+	if n := s.flights.Add(1); int(n) > s.Flights() || len(batch) > BatchSize {
 		s.Errorf("%d batches are in flight, the last one of %d", n, len(batch))
 	}
 	s.mu.Lock()
@@ -164,7 +164,7 @@ func indexOf(batch []int, least int) int {
 func TestTake(t *testing.T) {
 	now := instant(0)
 	q := Queue[int]{Options: Options{
-		Size: 10, Patient: 10, Flights: 1, Clock: func() ratelimit.Instant { return now }, After: func(time.Duration, func()) {},
+		Size: 10, Patient: 10, Flights: func() int { return 1 }, Clock: func() ratelimit.Instant { return now }, After: func(time.Duration, func()) {},
 	}}
 	if q.Take() != nil || q.Rest() != nil {
 		t.Error("there is a batch of nothing")

@@ -98,7 +98,7 @@ func New(ledger account.SlotLedger, alone *local.Limiter, clock ratelimit.Clock)
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.Options = lane.Options{
-			Size: mostSlotQueue, Patient: mostGives, Flights: 1, Clock: clock,
+			Size: mostSlotQueue, Patient: mostGives, Flights: func() int { return 1 }, Clock: clock,
 			After: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 		}
 		l.Start(func(all []*slotCall) { f.settle(l, all) })

@@ -66,6 +66,7 @@ type Node struct {
 	Host    string             `json:"host"`
 	Debug   string             `json:"debug"` // its debug port, by its own settings
 	Version string             `json:"version"`
+	Region  string             `json:"region"` // "": none
 	Started time.Time          `json:"started"`
 	Seen    int64              `json:"seen_seconds"` // ago
 	Here    bool               `json:"here"`         // this node

@@ -174,7 +174,7 @@ function showFleet(s) {
     const link = make('a', n.debug);
     link.href = location.protocol + '//' + n.debug + '/console';
     const cell = make('span');
-    cell.append(n.here ? make('b', n.debug) : link, n.here ? ' (this node)' : '');
+    cell.append(n.here ? make('b', n.debug) : link, n.here ? ' (this node)' : '', n.region ? ', ' + n.region : '');
     const gone = n.silent || s.nodes_old;
     return [[
       [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],

@@ -31,6 +31,7 @@ type Collector struct {
 	Limiter func() ratelimit.LimiterStats
 	MaxKeys int
 	Version string
+	Region  string // of the node; "": it has none
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a rule needs one.
 	Seat func() (seat int, wanted bool)
 	// Safety, if set, is the persistence of the store.
@@ -158,7 +159,7 @@ func (c Collector) collectCalls(p page) {
 	}
 	p.count("sluice_bad_requests_total", "Malformed requests.")(s.BadRequests.Load())
 	p.count("sluice_panics_total", "Requests that hit a bug in Sluice.")(s.Panics.Load())
-	p.gauge("sluice_build_info", "The version.", "version")(1, c.Version)
+	p.gauge("sluice_build_info", "The version, and the region of the node.", "version", "region")(1, c.Version, c.Region)
 }
 
 // collectConfig shows which rules are in force, and whether there is something newer that is bad.

@@ -237,6 +237,7 @@ type Hello struct {
 	// changes is how often the node has joined or left the ring. Its reports travel
 	// on two streams: one that is older than the last received one does not count. 0: not stated.
 	Changes       uint64 `protobuf:"varint,8,opt,name=changes,proto3" json:"changes,omitempty"`
+	Region        string `protobuf:"bytes,9,opt,name=region,proto3" json:"region,omitempty"` // nodes of another one are refused
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -311,6 +312,13 @@ func (x *Hello) GetChanges() uint64 {
 		return x.Changes
 	}
 	return 0
+}
+
+func (x *Hello) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
 }
 
 type Ask struct {
@@ -965,14 +973,15 @@ const file_wire_proto_rawDesc = "" +
 	"\x04done\x18\x0e \x01(\x06R\x04done\x12!\n" +
 	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x14\n" +
 	"\x05table\x18\x11 \x01(\fR\x05table\x12\x12\n" +
-	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\x9f\x01\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xb7\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\xe2\x01\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\x12\x16\n" +
+	"\x06region\x18\t \x01(\tR\x06region\"\xe2\x01\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +

@@ -39,6 +39,7 @@ type Command struct {
 	Coordination   coordination.Flags `embed:"" group:"coordination"`
 	MaxMemory      string             `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
 	Quotas         quotaFlags         `embed:""`
+	Distance       regionFlags        `embed:""`
 
 	in      io.Reader      // standard input; tests set another
 	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
@@ -105,12 +106,17 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	if err := c.print(s, r, version); err != nil {
 		return err
 	}
+	out := s.Out
+	if c.JSON || c.SARIF || r.before != nil { // they have no place for more, and it fails all the same
+		out = io.Discard
+	}
 	if c.Quotas.RLQS && r.rules != nil {
-		out := s.Out
-		if c.JSON || c.SARIF || r.before != nil { // they have no place for it, and it fails all the same
-			out = io.Discard
-		}
 		if err := c.Quotas.declare(out, r.rules); err != nil {
+			return err
+		}
+	}
+	if c.Distance.Regions > 1 && r.rules != nil {
+		if err := c.Distance.declare(out, r.rules, c.Nodes); err != nil {
 			return err
 		}
 	}
@@ -183,7 +189,7 @@ func (c *Command) Validate() (err error) {
 	case c.Store != "" && c.Store != "memory":
 		c.promise, err = store.PromiseOf(c.Store)
 	}
-	return err
+	return cmp.Or(err, c.Distance.validate(c.Nodes))
 }
 
 // options are those of the server, whose settings check takes, too.

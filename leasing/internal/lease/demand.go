@@ -76,6 +76,8 @@ func (u *Use) fillsSlots(l *ratelimit.Limit) bool {
 type Sizing struct {
 	Rule  *ratelimit.Rule
 	Nodes int // live nodes, by the last answer; at least 1
+	// Trip is the time of a round trip to the ledger, of late; 0: it is unknown.
+	Trip time.Duration
 }
 
 // Wants is the size of a claim beyond the waiting tokens, and the unit of the need. Where nothing is taken ahead,

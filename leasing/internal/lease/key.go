@@ -83,8 +83,9 @@ func (u *Use) Returns() bool { return u.vain > 0 }
 
 // Times of a node's own actions.
 const (
-	// soon is the time before a lease is used up, at the current rate, at which it is renewed.
-	soon = 250 * time.Millisecond
+	// soon is the time before a lease is used up, at the current rate, at which it is renewed. To a far ledger, that is
+	// soonTrips round trips.
+	soon, soonTrips = 250 * time.Millisecond, 3
 	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
@@ -221,9 +222,9 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 	switch {
 	case now < e.renewFrom, hand == 0, e.Sum >= limit.Capacity():
 		return false
-	case e.expires(now, limit):
+	case e.expires(now, s):
 		return true
-	case hand >= min(rate*soon.Seconds(), float64(e.Taken)/2):
+	case hand >= min(rate*max(soon, soonTrips*s.Trip).Seconds(), float64(e.Taken)/2):
 		return false
 	}
 	lease := float64(e.lease(e.Sum, s))
@@ -231,8 +232,8 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 }
 
 // expires reports whether the lease of a bucket ends before a batch returns, and the next one is probably used.
-func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
-	return e.bucket && e.fillsSlots(limit) && now >= e.Deadline.Add(-2*Batch)
+func (e Entry) expires(now instant, s *Sizing) bool {
+	return e.bucket && e.fillsSlots(&s.Rule.Limit) && now >= e.Deadline.Add(-2*Batch-s.Trip)
 }
 
 // Renews is the time at which the lease of a bucket goes back before its end: if its tokens take long to refill.

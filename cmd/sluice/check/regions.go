@@ -1,0 +1,105 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/lane"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// regionFlags have check say what rules promise where regions share one store far away.
+type regionFlags struct {
+	Regions int           `default:"1" help:"Number of regions that share the store. With --rtt, also print the cost of the distance for each rule, and fail if a rule cannot wait for the store."`
+	RTT     time.Duration `name:"rtt" placeholder:"TIME" help:"Round trip from a region to the store, such as 80ms, for --regions."`
+}
+
+const (
+	// tripsAhead is the number of round trips for which a request near its limit may wait: a claim in flight, its own,
+	// and one after a recall. An owner has half of the time of the node that asks it.
+	tripsAhead = 4
+	// shortWindow is a window whose turn, which takes a round trip, counts.
+	shortWindow = 10 * time.Second
+)
+
+var errTooFar = errors.New("the store is too far away for some rules: raise their store_deadline")
+
+// validate refuses wrong command lines.
+func (f *regionFlags) validate(nodes int) error {
+	switch {
+	case f.Regions < 1 || f.Regions > nodes:
+		return fmt.Errorf("--regions is %d, must be between 1 and --nodes, %d", f.Regions, nodes)
+	case f.RTT < 0 || f.RTT > ratelimit.MaxStoreDeadline/tripsAhead:
+		return fmt.Errorf("--rtt is %v, must be between 0 and %v", f.RTT, ratelimit.MaxStoreDeadline/tripsAhead)
+	case f.Regions > 1 != (f.RTT > 0):
+		return errors.New("--regions and --rtt need each other: the costs follow from both")
+	}
+	return nil
+}
+
+// declare prints the cost of the distance for each rule.
+func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) error {
+	rows := [][]string{{"RULE", "MODE", "FIRST REQUEST", "UNUSED AT THE LIMIT", "MESSAGES", "IN A CUT"}}
+	var notes []string
+	far := false
+	for _, r := range rules.All() {
+		if r.Unlimited || r.Limit.Algorithm == ratelimit.Concurrency {
+			continue
+		}
+		name, c := r.Domain+"."+r.Path, &r.Coordination
+		b := r.Declare(nodes, ratelimit.SharedStore)
+		rows = append(rows, []string{
+			name, c.Mode.String(), f.first(r), fmt.Sprintf("demand of %v", 2*f.RTT), f.messages(r, &b), f.inCut(r, &b),
+		})
+		if c.Deadline() < f.RTT*tripsAhead {
+			notes = append(notes, fmt.Sprintf("%s: store_deadline is %v; at %v use %v, so that requests near the limit wait "+
+				"for recalled tokens.", name, c.Deadline(), f.RTT, f.RTT*tripsAhead))
+		}
+		far = far || c.Deadline() < f.RTT+lane.Gather
+		if r.Limit.Period() < shortWindow {
+			notes = append(notes, fmt.Sprintf("%s: for %v around each turn of its window, requests wait. Use windows of %v "+
+				"or more.", name, f.RTT, shortWindow))
+		}
+		if !c.Mode.Spec().Owned {
+			notes = append(notes, name+": each node waits and leases by itself. With mode routing, a region does so once.")
+		}
+	}
+	fmt.Fprintf(out, "\nIn %d regions, %v from the store:\n\n%s\n", f.Regions, f.RTT, aligned(rows))
+	writeWrapped(out, "", "First request: the wait for a key that its owner has not used in the window. Unused: tokens that are "+
+		"in transit when a window ends. Messages: the maximum to the store for a key, a region (mode routing) or a node, and a "+
+		"window. In a cut: tokens that the nodes of a region admit beyond their leases while the store does not answer.")
+	section(out, "the distance", notes)
+	if far {
+		return errTooFar
+	}
+	return nil
+}
+
+// first is the wait of a key's first request.
+func (f *regionFlags) first(r *ratelimit.Rule) string {
+	if r.Drifts() {
+		return fmt.Sprint(min(r.Coordination.CheckTimeout, r.Coordination.Deadline()), ", then drifts")
+	}
+	return fmt.Sprint(min(f.RTT+5*time.Millisecond, r.Coordination.Deadline()))
+}
+
+// messages is the maximum to the store for a key in a window.
+func (f *regionFlags) messages(r *ratelimit.Rule, b *ratelimit.Bounds) string {
+	d := ratelimit.Demand{Time: r.Limit.Period(), Windows: 1, Tokens: r.Limit.Capacity()}
+	if r.Limit.Algorithm != ratelimit.FixedWindow {
+		d.Short = d.Time
+	}
+	return grouped(int64(b.StoreOps.Most(&d)))
+}
+
+// inCut is what a region admits while it is cut off.
+func (f *regionFlags) inCut(r *ratelimit.Rule, b *ratelimit.Bounds) string {
+	if !b.OnOutage.Node.Bounded() {
+		return "all requests"
+	}
+	return strings.TrimSpace(grouped(int64(b.OnOutage.Node.Tokens)) + " at each node")
+}
