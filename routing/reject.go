@@ -35,8 +35,9 @@ const (
 // rejectionNames are the kinds as metrics have them.
 var rejectionNames = [rejections]string{
 	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version",
-	rejectedName: "name", rejectedSecret: "secret", rejectedRegion: "region", rejectedGossip: "gossip", rejectedAddress: "address",
-	rejectedFrame: "frame", rejectedSent: "sent",
+	rejectedName: "name", rejectedSecret: "secret", rejectedRegion: "region", rejectedGossip: "gossip",
+	rejectedAddress: "address",
+	rejectedFrame:   "frame", rejectedSent: "sent",
 	rejectedAsk: "ask", rejectedReply: "reply", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt", rejectedBug: "bug",

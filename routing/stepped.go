@@ -15,7 +15,7 @@ import (
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, Region: o.Region, HotRate: o.HotRate}, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
+	c := newCore(o.Options, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.driver = s
 	c.random = o.Random

@@ -118,9 +118,9 @@ func (s *script) start(addr string) *scriptNode {
 	clock := func() instant { return s.now }
 	n.local = local.New(100_000, s.now, time.Unix(1_800_000_000, 0)).Predictable()
 	n.Stepped = NewStepped(SteppedOptions{
-		Addr: addr, Incarnation: s.lives, Clock: clock, Wall: time.Unix(1_800_000_000, 0), After: func(d time.Duration, do func()) {
+		Options: Options{Addr: addr, HotRate: max(s.hotRate, 0)}, Incarnation: s.lives, Clock: clock, Wall: time.Unix(1_800_000_000, 0), After: func(d time.Duration, do func()) {
 			s.in(d, func() { n.do(do) })
-		}, Random: s.rnd.Float64, Local: n.local, Wires: n, HotRate: max(s.hotRate, 0),
+		}, Random: s.rnd.Float64, Local: n.local, Wires: n,
 	})
 	s.Cleanup(n.End)
 	n.Found(s.addrs)

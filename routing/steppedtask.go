@@ -154,9 +154,7 @@ type steppedWork struct {
 
 // SteppedOptions are all that a Stepped node depends on.
 type SteppedOptions struct {
-	Addr        string
-	Region      string
-	HotRate     float64
+	Options            // of them, Addr, Region and HotRate
 	Incarnation uint64 // not 0, and another one for each that ever had the address
 	Clock       ratelimit.Clock
 	Wall        time.Time

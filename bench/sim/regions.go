@@ -11,8 +11,8 @@ import (
 // region is the name of a node's region.
 func (w *world) region(slot int) string { return fmt.Sprint("region-", slot%max(1, w.Regions)) }
 
-// regions makes some histories of mode routing with a store play regions far from it, that are cut off, also across a
-// turn of the window, start anew, or drain into others. It draws its own random numbers.
+// regions makes some histories of mode routing with a store play regions that are far from it. Some are cut off, also
+// across a turn of the window, start anew, or drain into others. It draws its own random numbers.
 func (h *historian) regions() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x4e91))}
 	c := &h.o.Rule.Coordination

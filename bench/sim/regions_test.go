@@ -48,8 +48,8 @@ func moving(t *testing.T, rate float64) *load.Recorded {
 	return r
 }
 
-// Demand of one and a half times a limit, from all regions or from one after the other, gets nearly all of the limit,
-// and nothing beyond it, at each distance.
+// Demand of one and a half times a limit gets nearly all of it, and nothing beyond, at each distance. It comes from all
+// regions, or from one after the other.
 func TestRegionsReachTheLimit(t *testing.T) {
 	for i, name := range ratelimit.RateAlgorithms() {
 		for _, trip := range []time.Duration{80 * time.Millisecond, 150 * time.Millisecond} {
@@ -68,8 +68,8 @@ func TestRegionsReachTheLimit(t *testing.T) {
 	}
 }
 
-// A key that is used by all regions costs the far store few messages, and its requests wait no longer than in one
-// region, except for the first of a window.
+// A key that all regions use costs the far store few messages. Its requests wait no longer than in one region, except for
+// the first of a window.
 func TestRegionsAskSeldom(t *testing.T) {
 	o := regionsOf(ratelimit.FixedWindow, 80*time.Millisecond)
 	o.Load.Rate = 90

@@ -45,7 +45,8 @@ func (n *node) joinRing() {
 	wall := time.UnixMicro(int64(w.ledgerTime()))
 	r := &ring{node: n, streams: map[string]*stream{}}
 	o := routing.SteppedOptions{
-		Addr: n.addr, Region: w.region(n.slot), Incarnation: uint64(n.name), HotRate: w.HotRate, Clock: n.clock, Wall: wall, Wires: r,
+		Options:     routing.Options{Addr: n.addr, Region: w.region(n.slot), HotRate: w.HotRate},
+		Incarnation: uint64(n.name), Clock: n.clock, Wall: wall, Wires: r,
 		Random: rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name))).Float64, Decided: r.decidedFor, Undone: r.undoneFor,
 		After: func(d time.Duration, do func()) { n.in(d, func() { r.step(do) }) },
 	}

@@ -50,7 +50,8 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	if err != nil {
 		return o, nil, err
 	}
-	o.Addr, o.Secret, o.Region = f.Addr, f.Secret, f.Region
+	o.Addr, o.Secret = f.Addr, f.Secret
+	o.Region = f.Region
 	switch none := f.TLSCert+f.TLSKey+f.TLSCA == ""; {
 	case none && f.Secret == "":
 		return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")

@@ -102,8 +102,8 @@ func TestRingsDoNotSpanRegions(t *testing.T) {
 	}
 }
 
-// Demand of one and a half times a limit from three regions, far from their store, gets at least 98 % of it in a window,
-// and nothing beyond; demand that moves from region to region, 95 %.
+// Three regions are far from their store. Demand of one and a half times a limit gets at least 98 % of it in a window,
+// and nothing beyond. Demand that moves from region to region gets 95 %.
 func TestRegions(t *testing.T) {
 	if !*regionsLong {
 		testRegions(t, aRedis(t), 10, 80*time.Millisecond, "fixed")

@@ -47,15 +47,17 @@ var settings = map[string]map[string]any{
 }
 
 func init() {
-	text, err := os.ReadFile(top + "deploy/agent-router/values.yaml")
-	if err != nil {
-		panic(err)
+	for _, name := range []string{"agent-router", "regions"} {
+		text, err := os.ReadFile(top + "deploy/" + name + "/values.yaml")
+		if err != nil {
+			panic(err)
+		}
+		var values map[string]any
+		if err := yaml.UnmarshalStrict(text, &values); err != nil {
+			panic(err)
+		}
+		settings[name] = values
 	}
-	var values map[string]any
-	if err := yaml.UnmarshalStrict(text, &values); err != nil {
-		panic(err)
-	}
-	settings["agent router"] = values
 }
 
 // Kubernetes cannot ask for health over TLS, nor where gRPC has a socket: it asks the HTTP port.
@@ -72,8 +74,8 @@ func TestChartIsReadyWithTLS(t *testing.T) {
 
 // Agent Router's Envoys find the nodes by the name that they call, and the nodes their rules.
 func TestChartForAgentRouter(t *testing.T) {
-	s := rendered[*core.Service](t, settings["agent router"])["envoy-ai-gateway-ratelimit"]
-	d, env := deployed(t, settings["agent router"])
+	s := rendered[*core.Service](t, settings["agent-router"])["envoy-ai-gateway-ratelimit"]
+	d, env := deployed(t, settings["agent-router"])
 	if s == nil || s.Spec.ClusterIP != "None" || s.Spec.Ports[0].Port != 8081 || !maps.Equal(s.Spec.Selector, d.Spec.Selector.MatchLabels) {
 		t.Fatalf("%+v", s)
 	}
@@ -89,7 +91,7 @@ func TestChartForAgentRouter(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, env[name].Value, want)
 		}
 	}
-	if m := rendered[*core.ConfigMap](t, settings["agent router"])["sluice-rules"]; len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n") {
+	if m := rendered[*core.ConfigMap](t, settings["agent-router"])["sluice-rules"]; len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n") {
 		t.Errorf("%v", m.Data)
 	}
 }
@@ -154,7 +156,8 @@ func TestChartRenders(t *testing.T) {
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
 
-		"agent router": {"ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
+		"regions":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
+		"agent-router": {"ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
 	}
 	want["database"], want["etcd"] = want["default"], want["default"]
 	for name, values := range settings {

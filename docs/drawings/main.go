@@ -11,7 +11,7 @@ import (
 
 // drawings are the files by their names.
 var drawings = map[string]func() *drawing{
-	"fleet.svg": fleet, "window.svg": window, "outage.svg": outage, "hold.svg": hold, "ring.svg": ring,
+	"fleet.svg": fleet, "window.svg": window, "outage.svg": outage, "hold.svg": hold, "ring.svg": ring, "regions.svg": regions,
 }
 
 func main() {
@@ -144,5 +144,25 @@ func ring() *drawing {
 	d.text(446, 168, "soft", "key 7")
 	d.arrow(320, 120, 430, 120, "B sends key 7")
 	d.text(375, 138, "soft", "and its usage to C")
+	return d
+}
+
+// regions are rings that share a far store.
+func regions() *drawing {
+	d := &drawing{width: 760, height: 250, says: "Three regions have two nodes each. In each region, one node owns a " +
+		"key: it leases from one store that is 80 ms away, and the other node asks it."}
+	for i, name := range []string{"us", "eu", "asia"} {
+		y := 10 + 80*i
+		d.add(`<rect x="20" y="%d" width="480" height="70" rx="6" class="line" stroke-dasharray="4 4"/>`, y)
+		d.text(55, y+40, "", name)
+		d.box(95, y+15, 90, 40, "Envoys")
+		d.arrow(185, y+35, 233, y+35, "")
+		d.box(235, y+15, 90, 40, "node")
+		d.arrow(325, y+35, 373, y+35, "< 1 ms")
+		d.box(375, y+15, 110, 40, "owner of key")
+		d.arrow(485, y+35, 618, 115+(y-90)/4+5, "")
+	}
+	d.text(560, 40, "soft", "80 ms")
+	d.box(620, 80, 120, 80, "Store", "in one region")
 	return d
 }

@@ -159,7 +159,7 @@ func (c Collector) collectCalls(p page) {
 	}
 	p.count("sluice_bad_requests_total", "Malformed requests.")(s.BadRequests.Load())
 	p.count("sluice_panics_total", "Requests that hit a bug in Sluice.")(s.Panics.Load())
-	p.gauge("sluice_build_info", "The version, and the region of the node.", "version", "region")(1, c.Version, c.Region)
+	p.gauge("sluice_build_info", "The version and the region.", "version", "region")(1, c.Version, c.Region)
 }
 
 // collectConfig shows which rules are in force, and whether there is something newer that is bad.
