@@ -234,8 +234,8 @@ func (d *division) play() {
 	d.until(480)
 	d.minute("well again", 7, 0, left)
 	d.Logf("tokens: excess %v, uncovered %v, carried %v; %d of %d requests failed", d.reports(
-		`sluice_rlqs_tokens_total{what="excess"}`), d.reports(`sluice_rlqs_tokens_total{what="uncovered"}`),
-		d.reports(`sluice_rlqs_tokens_total{what="carried"}`), d.failed.Load(), d.failed.Load()+d.offered.Load())
+		`sluice_rlqs_tokens_total{kind="excess"}`), d.reports(`sluice_rlqs_tokens_total{kind="uncovered"}`),
+		d.reports(`sluice_rlqs_tokens_total{kind="carried"}`), d.failed.Load(), d.failed.Load()+d.offered.Load())
 	d.removed()
 }
 

@@ -144,7 +144,7 @@ func shippedRingHash(t *testing.T) {
 		w.quiet()
 		forwarded := 0.0
 		for _, n := range w.fleet.Nodes {
-			forwarded += metric(t, n, `sluice_peer_asks_total{what="forwarded"}`)
+			forwarded += metric(t, n, `sluice_peer_asks_total{kind="forwarded"}`)
 		}
 		t.Logf("%s: of 210 requests, %v asks were forwarded to an owner", name, forwarded)
 		if name == "the key alone" && forwarded != 0 {

@@ -86,7 +86,7 @@ const commandTime = 5 * time.Minute
 
 // command runs for commandTime at most, and longer in runs of that kind.
 func command(env []string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), commandTime+*quiet+exerciseTime())
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime+*quiet+exerciseTime()+regionsTime())
 	context.AfterFunc(ctx, cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")

@@ -155,7 +155,7 @@ func recorded(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		}
 		for n := range r.running() {
 			early += int(n.decidedAlone())
-			if kind.store != nil && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
+			if kind.store != nil && n.metric(`sluice_peer_asks_total{kind="leased_instead"}`) > 0 { // the time is unknown
 				r.changed(0)
 			}
 		}

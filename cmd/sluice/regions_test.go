@@ -17,6 +17,14 @@ import (
 
 var regionsLong = goflag.Bool("regions", false, "TestRegions plays each algorithm at 80 and 150 ms, for a window of a minute each")
 
+// regionsTime is the longest time for which a fleet runs.
+func regionsTime() time.Duration {
+	if *regionsLong {
+		return time.Hour
+	}
+	return 0
+}
+
 // farStore is a store behind a proxy that delays its replies.
 type farStore struct {
 	storeServer

@@ -28,7 +28,7 @@ func withAndWithout(t *testing.T, test func(*testing.T, storeServer)) {
 func (f *fleet) late() int64 {
 	total := f.fallbacks()
 	for _, n := range f.nodes {
-		total += int64(n.metric(`sluice_peer_asks_total{what="leased_instead"}`))
+		total += int64(n.metric(`sluice_peer_asks_total{kind="leased_instead"}`))
 	}
 	return total
 }

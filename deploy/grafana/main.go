@@ -107,13 +107,13 @@ var dashboards = []dashboard{
 			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
-		{"Claims, by reason", "Claims per second.", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total{` + in + `}[$__rate_interval]))`, "{{for}}"}}},
+		{"Claims, by reason", "Claims per second.", "ops", false, false, []query{{`sum by (reason) (rate(sluice_claims_total{` + in + `}[$__rate_interval]))`, "{{reason}}"}}},
 		{"Time of a decision", "From reading a request to writing its answer.", "s", false, false, []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99.9"},
 		}},
-		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sum without (in) (sluice_keys{` + in + `})`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
+		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sum without (kind) (sluice_keys{` + in + `})`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
 	}},
 	{"sluice-store", "Sluice: store", []panel{
 		{"Store operations", "Round trips of all nodes, and decisions that needed no round trip.", "ops", true, false, []query{
@@ -135,7 +135,7 @@ var dashboards = []dashboard{
 	{"sluice-routing", "Sluice: routing", []panel{
 		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
 		{"Different rings", "1 when all nodes of each fleet agree.", "none", false, true, []query{{`max (count by (namespace, job) (count_values by (namespace, job) ("ring", sluice_ring_fingerprint{` + in + `})))`, "rings"}}},
-		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
+		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, kind) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{kind}}"}}},
 		{"Hot keys", "Busy keys of each owner, and decisions of other nodes on them from their own leases (with a store).", "short", false, false, []query{
 			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},
 		}},
@@ -150,14 +150,14 @@ var dashboards = []dashboard{
 		}},
 		{"Requests decided by Envoys", "Reported by Envoys every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total{` + in + `}[$__rate_interval]))`, "{{decision}}"}}},
 		{"Tokens granted and credited", "Credited: the Envoy is proven dead, and its tokens can be granted again.", "short", true, false, []query{
-			{`sum by (what) (rate(sluice_rlqs_tokens_total{` + in + `,what=~"granted|credited"}[$__rate_interval]))`, "{{what}}"},
+			{`sum by (kind) (rate(sluice_rlqs_tokens_total{` + in + `,kind=~"granted|credited"}[$__rate_interval]))`, "{{kind}}"},
 			{`sum(sluice_rlqs_unproven_tokens{` + in + `})`, "unproven now"},
 		}},
 		{"Tokens beyond leases", "Excess: admitted without a grant. Uncovered: charged when the limit was used up. Carried: charged to a second window.", "short", false, false, []query{
-			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{` + in + `,what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
+			{`sum by (instance, kind) (increase(sluice_rlqs_tokens_total{` + in + `,kind=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{kind}}"},
 		}},
 		{"Streams refused and reports lost", "Streams and buckets beyond their maximum, streams without reads, indivisible rules, and lost reports.", "short", false, false, []query{
-			{`sum by (why) (increase(sluice_rlqs_refused_total{` + in + `}[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total{` + in + `}[5m]))`, "reports lost"},
+			{`sum by (reason) (increase(sluice_rlqs_refused_total{` + in + `}[5m]))`, "{{reason}}"}, {`sum (increase(sluice_rlqs_reports_lost_total{` + in + `}[5m]))`, "reports lost"},
 		}},
 	}},
 	{"sluice-failures", "Sluice: failures", []panel{

@@ -37,7 +37,7 @@ func TestQueriesAreOfTheNamespace(t *testing.T) {
 					if !strings.Contains(m, `namespace=~"$namespace"`) && !joined[m] {
 						t.Errorf("%s, %s: %s is of all namespaces", d.title, p.title, m)
 					}
-					if strings.Contains(m, `in="leases"`) || strings.Contains(q.expr, "count_values(") || strings.Contains(m, "overflow") && len(p.queries) == 1 {
+					if strings.Contains(m, `kind="leases"`) || strings.Contains(q.expr, "count_values(") || strings.Contains(m, "overflow") && len(p.queries) == 1 {
 						t.Errorf("%s, %s: %s leaves out nodes without a store, or is of all fleets together", d.title, p.title, q.expr)
 					}
 				}

@@ -39,7 +39,7 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 		{`1000 * histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99 of a round trip, ms"},
 	}},
 	{"Room for keys", "Keys tracked by each node, as a share of MAX_KEYS. At 100 %, new keys share budgets.", "percentunit", false, false, []query{
-		{`sum without (in) (sluice_keys{` + in + `}) / sluice_keys_max{` + in + `}`, "{{instance}}"},
+		{`sum without (kind) (sluice_keys{` + in + `}) / sluice_keys_max{` + in + `}`, "{{instance}}"},
 	}},
 	{"CPU and memory", "Per node.", "none", false, false, []query{
 		{`rate(process_cpu_seconds_total{` + in + `}[$__rate_interval]) and on (job, instance) sluice_build_info{` + in + `}`, "processors {{instance}}"},

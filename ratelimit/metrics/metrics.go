@@ -187,7 +187,7 @@ func (c Collector) collectConfig(p page) {
 
 // collectLimiter shows the table of keys, and the claims of the store.
 func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
-	keys := p.gauge("sluice_keys", "Tracked keys: leases of this node, or accounts in this process (ledger).", "in")
+	keys := p.gauge("sluice_keys", "Tracked keys: leases of this node, or accounts in this process (ledger).", "kind")
 	keys(s.Leases, "leases")
 	keys(s.Accounts, "ledger")
 	p.gauge("sluice_keys_max", "Maximum of tracked keys (MAX_KEYS).")(c.MaxKeys)
@@ -202,7 +202,7 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 	p.gauge("sluice_store_breaker_open", "1 while the breaker skips the store.")(Flag(s.BreakerOpen))
 	p.precise("sluice_store_sync_age_seconds", "Age of the last reply.")(s.SyncAge.Seconds())
 	claimsFor := p.count("sluice_claims_total",
-		"Claims by cause: waiting requests, renewal, return, final report of a window.", "for")
+		"Claims by reason: waiting requests, renewal, return, final report of a window.", "reason")
 	for i, name := range ratelimit.ClaimReasons {
 		claimsFor(s.ClaimsBy[i], name)
 	}
@@ -272,7 +272,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	p.gauge("sluice_ring_members", "Members of the ring, as this node sees it.")(len(s.Members))
 	p.gauge("sluice_ring_fingerprint",
 		"Hash of the ring, equal on nodes that agree.")(int(s.Ring >> 12)) // what a float holds
-	asks := p.count("sluice_peer_asks_total", "Requests forwarded to an owner, received, or not_owner.", "what")
+	asks := p.count("sluice_peer_asks_total", "Requests forwarded to an owner, received, or not_owner.", "kind")
 	asks(s.Forwarded, "forwarded")
 	asks(s.Received, "received")
 	asks(s.NotOwner, "not_owner")
@@ -303,7 +303,7 @@ func (c Collector) collectGate(p page) {
 	held := p.gauge("sluice_bytes_in_flight", "Unfinished calls and bodies; port grpc or http.", "port")
 	ended := p.count("sluice_callers_ended_total",
 		"Connections and bodies ended by a bound: crowded (too many connections), heaviest (too many bytes), "+
-			"stalled (no progress), excess (too many calls or idle frames).", "port", "why")
+			"stalled (no progress), excess (too many calls or idle frames).", "port", "reason")
 	for port, b := range c.Budgets {
 		held(int(b.Held()), port)
 		ended(b.Crowded.Load(), port, "crowded")
@@ -330,7 +330,7 @@ func (c Collector) collectQuotas(p page) {
 	tokens := p.count("sluice_rlqs_tokens_total",
 		"granted; credited (proven unspent); forgone (unspent in a token_bucket); carried (charged to a second "+
 			"window); uncovered (not chargeable any more); excess (admitted without a grant: a fallback is not "+
-			"DENY_ALL, or a lease was used after its TTL).", "what")
+			"DENY_ALL, or a lease was used after its TTL).", "kind")
 	tokens(s.Granted.Load(), "granted")
 	tokens(s.Credited.Load(), "credited")
 	tokens(s.Forgone.Load(), "forgone")
@@ -340,7 +340,7 @@ func (c Collector) collectQuotas(p page) {
 	p.count("sluice_rlqs_reports_lost_total", "Reports that seem lost.")(s.LostReports.Load())
 	refused := p.count("sluice_rlqs_refused_total",
 		"bound: too many streams or buckets; stuck: an answer was not acknowledged; rule: the rule cannot be "+
-			"divided.", "why")
+			"divided.", "reason")
 	refused(s.Refused.Load(), "bound")
 	refused(s.Stuck.Load(), "stuck")
 	refused(s.Unserved.Load(), "rule")
