@@ -9,8 +9,12 @@ LAB := .cache/sluicelab
 
 .PHONY: exercise regions quiet h2spec attack troubles outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
 
+DAILY := help run redis deps test check format settings dashboards manifests proto
+
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' -v daily=" $(DAILY) " '/^[a-z0-9-]+:.*## / { \
+	    line = sprintf("  %-15s %s\n", $$1, $$2); if (index(daily, " " $$1 " ")) day = day line; else long = long line } \
+	  END { printf "Every day:\n%s\nLong, or seldom:\n%s", day, long }' $(MAKEFILE_LIST)
 
 run: ## serve the built-in example
 	$(GO) run ./cmd/sluice serve

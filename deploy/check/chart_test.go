@@ -43,7 +43,11 @@ var settings = map[string]map[string]any{
 	},
 	"database": {"store": map[string]any{"url": "postgres://sluice@db1,db2/limits?sslmode=verify-full"}},
 	"etcd":     {"store": map[string]any{"urlSecret": map[string]any{"name": "limits", "key": "etcd"}}},
-	"alone":    {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
+	"named": {
+		"nameOverride": "limits", "serviceAccount": map[string]any{"create": false, "name": "theirs"},
+		"podSecurityContext": map[string]any{"runAsUser": 1000, "fsGroup": 1000}, "securityContext": map[string]any{"readOnlyRootFilesystem": true},
+	},
+	"alone": {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
 }
 
 func init() {
@@ -156,6 +160,7 @@ func TestChartRenders(t *testing.T) {
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
 
+		"named":        {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service"},
 		"regions":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
 		"agent-router": {"ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
 	}
@@ -368,8 +373,8 @@ func TestChartRefuses(t *testing.T) {
 	for want, values := range map[string]map[string]any{
 		"'/redis/type': value must be one of":             {"redis": map[string]any{"type": "RING"}},
 		"'/store/url': 'db:5432' does not match":          {"store": map[string]any{"url": "db:5432"}},
-		"'/replicas': got string":                         {"replicas": "three"},
-		"'/replicas': minimum":                            {"replicas": 0},
+		"'/replicaCount': got string":                     {"replicaCount": "three"},
+		"'/replicaCount': minimum":                        {"replicaCount": 0},
 		"'': additional properties 'replica'":             {"replica": 3},
 		"'/networkPolicy': additional properties 'form'":  {"networkPolicy": map[string]any{"form": []any{}}},
 		"'': 'log_format' does not match":                 {"env": map[string]any{"log_format": "json"}},

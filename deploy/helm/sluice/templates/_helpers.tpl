@@ -1,5 +1,12 @@
 {{- define "sluice.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- $name := .Values.nameOverride | default .Chart.Name }}
+{{- $full := printf "%s-%s" .Release.Name $name }}
+{{- if contains $name .Release.Name }}{{ $full = .Release.Name }}{{ end }}
+{{- .Values.fullnameOverride | default $full | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- define "sluice.account" -}}
+{{- $own := "default" }}{{ if .Values.serviceAccount.create }}{{ $own = include "sluice.name" . }}{{ end }}
+{{- .Values.serviceAccount.name | default $own }}
 {{- end }}
 {{- define "sluice.selector" -}}
 app.kubernetes.io/name: sluice
@@ -21,20 +28,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "sluice.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- range $field := list "imagePullSecrets" "priorityClassName" "nodeSelector" "tolerations" }}
 {{- with get $.Values $field }}
 {{ dict $field . | toYaml }}
 {{- end }}
 {{- end }}
-{{- end }}
-{{- define "sluice.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
 {{- end }}
 {{- /* The bytes of a memory quantity; "" where its unit is not known here. */ -}}
 {{- define "sluice.bytes" -}}
@@ -54,7 +53,7 @@ example.yaml: |
 {{- end }}
 {{- /* How many pods there may be at once, in a rolling update too. Kubernetes starts others while pods drain, which are not counted. */ -}}
 {{- define "sluice.mostPods" -}}
-{{- $pods := .Values.replicas }}
+{{- $pods := .Values.replicaCount }}
 {{- if .Values.autoscaling.enabled }}{{ $pods = .Values.autoscaling.maxReplicas }}{{ end }}
 {{- add $pods .Values.maxSurge }}
 {{- end }}
@@ -70,13 +69,13 @@ example.yaml: |
 {{- $nodes := .Values.maxNodes | int | default $most }}
 {{- with get (include "sluice.set" . | fromJson) "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
 {{- if lt $nodes $most }}
-{{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
+{{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicaCount or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
 {{- end }}
 {{- range $file, $text := .Values.rules }}
 {{- range regexFindAll "max_nodes\"?:\\s*[0-9]+" (regexReplaceAll "(?m)(^|\\s)#.*" $text "") -1 }}
 {{- $own := regexFind "[0-9]+$" . | int }}
 {{- if lt $own $most }}
-{{- fail (printf "rules, %s: max_nodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): raise it to %d, or leave it out" $file $own $most $most) }}
+{{- fail (printf "rules, %s: max_nodes is %d, and there may be %d pods at once (replicaCount or autoscaling.maxReplicas, and maxSurge): raise it to %d, or leave it out" $file $own $most $most) }}
 {{- end }}
 {{- end }}
 {{- end }}
