@@ -168,10 +168,10 @@ SEEDS ?= 20
 linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
-exhaust: ## visit every state of small fleets, for some minutes; docs/internals/proof.md
+exhaust: ## visit every state of small fleets, for some minutes; docs/explain/proof.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaustive' ./leasing/account -exhaust 1
 
-# FILES='leasing/*.go' takes a part; docs/internals/proof.md says how to read it.
+# FILES='leasing/*.go' takes a part; docs/explain/proof.md says how to read it.
 BUDGET ?= 60m
 mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
 	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
@@ -207,9 +207,9 @@ bench-handover: ## a million accounts handed over while 2,000 requests a second 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
 
-settings: ## write docs/settings.md and the schema of settings files
-	$(GO) run ./cmd/sluice settings --markdown > docs/settings.md
-	$(GO) run ./cmd/sluice settings --schema > docs/settings.schema.json
+settings: ## write docs/reference/settings.md and the schema of settings files
+	$(GO) run ./cmd/sluice settings --markdown > docs/reference/settings.md
+	$(GO) run ./cmd/sluice settings --schema > docs/reference/settings.schema.json
 
 manifests: dashboards ## write what is deployed from the chart: its files, and deploy/kubernetes
 	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/

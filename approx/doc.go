@@ -17,6 +17,6 @@
 //   - [Seats] is the ledger of seats: one operation. [Stored] and [Memory] keep them in a record.
 //   - [Keeper] takes a seat, renews it and gives it up. It is the leasing limiter's Drift.
 //
-// The rules, with their reasons, are in docs/protocol.md, section 12. Package leasing spends and confirms
+// The rules, with their reasons, are in docs/reference/protocol.md, section 12. Package leasing spends and confirms
 // shares (leasing/internal/lease, drift.go), because that is one protocol with leases.
 package approx

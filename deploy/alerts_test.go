@@ -36,11 +36,11 @@ func TestAlerts(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := read(t, "deploy/prometheus/alerts_test.yaml")
-	handbook := read(t, "docs/metrics.md")
+	handbook := read(t, "docs/reference/metrics.md")
 	entries := regexp.MustCompile(`ENTRYPOINT \["(\S+)"\]`).FindAllStringSubmatch(read(t, "deploy/docker/Dockerfile"), -1)
 	image := entries[len(entries)-1][1] // of the last stage
-	if typed := "kubectl exec POD -- " + image + " "; strings.Count(read(t, "docs/runbooks.md"), typed) < 3 {
-		t.Errorf("docs/runbooks.md does not type %s, where the image has the binary", typed)
+	if typed := "kubectl exec POD -- " + image + " "; strings.Count(read(t, "docs/reference/runbooks.md"), typed) < 3 {
+		t.Errorf("docs/reference/runbooks.md does not type %s, where the image has the binary", typed)
 	}
 	alerts := file.Groups[0].Rules
 	if len(alerts) < 25 {
@@ -81,7 +81,7 @@ func TestAlerts(t *testing.T) {
 		for _, m := range regexp.MustCompile(`(sluice|ratelimit)_[a-z_]+`).FindAllString(a.Expr, -1) {
 			m = regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(m, "")
 			if !strings.Contains(handbook, "`"+m+"`") {
-				t.Errorf("%s asks for %s, which docs/metrics.md does not have", a.Alert, m)
+				t.Errorf("%s asks for %s, which docs/reference/metrics.md does not have", a.Alert, m)
 			}
 		}
 	}

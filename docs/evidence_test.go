@@ -118,7 +118,7 @@ func evidence(t *testing.T, page, text string, in map[string][]string) (rows str
 		alone, names := strings.HasSuffix(text[:m[0]], "\n\n"), strings.Split(text[m[2]:m[3]], ", ")
 		run := command(t, page, text[m[2]:m[3]], in)
 		if missing := func(name string) bool { return !slices.Contains(sections[anchor], name) }; alone || slices.ContainsFunc(names, missing) {
-			rows += "- [" + promised(text[:m[0]], title) + "](" + page + "#" + anchor + "): `" + run + "`\n"
+			rows += "- [" + promised(text[:m[0]], title) + "](../" + page + "#" + anchor + "): `" + run + "`\n"
 		}
 	}
 	if rows != "" {
@@ -127,9 +127,11 @@ func evidence(t *testing.T, page, text string, in map[string][]string) (rows str
 	return rows
 }
 
-// docs/evidence.md is generated from the comments <!-- held by TestX --> of the pages: go test ./docs -run Evidence -rewrite.
+const evidencePage = "reference/evidence.md"
+
+// The page of evidence is generated from the comments <!-- held by TestX --> of the pages: go test ./docs -run Evidence -rewrite.
 func TestEvidence(t *testing.T) {
-	names, err := filepath.Glob("*.md")
+	names, err := filepath.Glob("*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,18 +140,18 @@ func TestEvidence(t *testing.T) {
 	for _, page := range append(names, "../README.md", "../deploy/README.md") {
 		if text, err := os.ReadFile(page); err != nil {
 			t.Fatal(err)
-		} else if page != "evidence.md" {
+		} else if page != evidencePage {
 			rows.WriteString(evidence(t, page, string(text), in))
 		}
 	}
 	want := "# Evidence\n\nThe promises of these pages, each with the command that runs its tests. `go test ./docs -run Evidence -rewrite` writes this page.\n\n" +
 		"<!-- written by go test ./docs -run Evidence -rewrite -->\n" + rows.String() + "\n<!-- end -->\n"
 	if *rewrite {
-		if err := os.WriteFile("evidence.md", []byte(want), 0o600); err != nil {
+		if err := os.WriteFile(evidencePage, []byte(want), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := os.ReadFile("evidence.md"); err != nil || string(got) != want {
-		t.Errorf("docs/evidence.md is not what pages promise (%v): go test ./docs -run Evidence -rewrite", err)
+	if got, err := os.ReadFile(evidencePage); err != nil || string(got) != want {
+		t.Errorf("docs/reference/evidence.md is not what pages promise (%v): go test ./docs -run Evidence -rewrite", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	for _, glob := range []string{"README.md", "SECURITY.md", "docs/*.md", "docs/internals/*.md", "docs/adr/*.md", "docs/guides/*.md", "deploy/*.md", "deploy/kubernetes/*.md"} {
+	for _, glob := range []string{"README.md", "SECURITY.md", "docs/*/*.md", "deploy/*.md", "deploy/kubernetes/*.md"} {
 		names, err := filepath.Glob(top + glob)
 		if err != nil {
 			t.Fatal(err)

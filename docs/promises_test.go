@@ -67,16 +67,16 @@ var denied = regexp.MustCompile(`^(?:\*\*)?(?:What is not promised|Not (?:promis
 // Whole pages, and sections, that promise nothing of Sluice, or whose every line
 // another test holds. Each entry is needed: one that is not fails.
 var notPromises = map[string]string{
-	"docs/settings.md":           "generated from the help; TestSettingsPage holds it",
-	"docs/protocol.md":           "TestPageExamples and its neighbours hold it, rule by rule",
-	"docs/internals/proof.md":    "for contributors: tools, and how they work",
-	"docs/internals/peers.md":    "for developers; the tests of packages routing and leasing, and histories, play its rules",
-	"docs/dependencies.md":       "TestDependencies holds the table; who can choose what a module parses is an opinion",
-	"docs/adr/README.md":         "for contributors; docs/protocol.md and pages have the promises",
-	"docs/runbooks.md":           "advice for on-call engineers; TestAlerts holds a section for each alert",
-	"docs/metrics.md":            "TestHandbookNamesEveryMetric holds it; a line says what is counted, not how much it will be",
-	"SECURITY.md":                "promises of people",
-	"docs/migrating.md#Rules by": "says what messages of another project have room for",
+	"docs/reference/settings.md":        "generated from the help; TestSettingsPage holds it",
+	"docs/reference/protocol.md":        "TestPageExamples and its neighbours hold it, rule by rule",
+	"docs/explain/proof.md":             "for contributors: tools, and how they work",
+	"docs/explain/peers.md":             "for developers; the tests of packages routing and leasing, and histories, play its rules",
+	"docs/reference/dependencies.md":    "TestDependencies holds the table; who can choose what a module parses is an opinion",
+	"docs/adr/README.md":                "for contributors; docs/reference/protocol.md and pages have the promises",
+	"docs/reference/runbooks.md":        "advice for on-call engineers; TestAlerts holds a section for each alert",
+	"docs/reference/metrics.md":         "TestHandbookNamesEveryMetric holds it; a line says what is counted, not how much it will be",
+	"SECURITY.md":                       "promises of people",
+	"docs/guides/migrating.md#Rules by": "says what messages of another project have room for",
 }
 
 // block is a paragraph, an item of a list, or a row of a table.

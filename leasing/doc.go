@@ -2,15 +2,15 @@
 // Nodes take tokens from a ledger and spend them locally.
 //
 // Guarantee: under reclaim: safe, while the ledger keeps its data, nodes admit at most the limit of a key in a
-// window, at every instant. Crash reclaim, drift and on_store_failure have declared bounds (docs/protocol.md, section
-// 16). A cost after the fact is booked whole, also beyond the limit, and from then on all nodes refuse. A refund
-// credits the key at any node. The package does not promise that every token gets used: tokens of a silent node stay
-// charged until the window ends.
+// window, at every instant. Crash reclaim, drift and on_store_failure have declared bounds
+// (docs/reference/protocol.md, section 16). A cost after the fact is booked whole, also beyond the limit, and from then
+// on all nodes refuse. A refund credits the key at any node. The package does not promise that every token gets used:
+// tokens of a silent node stay charged until the window ends.
 //
 // A program that limits its own calls needs only package leasing/limit.
 //
-// docs/protocol.md specifies the protocol. Its two sides are packages of their own, which are pure: time and messages
-// are arguments, and there is no goroutine, no clock and no lock.
+// docs/reference/protocol.md specifies the protocol. Its two sides are packages of their own, which are pure: time and
+// messages are arguments, and there is no goroutine, no clock and no lock.
 //
 //   - leasing/account: the ledger's side, in Redis and on other stores. It books claims, and grants tokens.
 //   - leasing/internal/lease: a node's side of one key. It spends, computes claims, and applies answers.

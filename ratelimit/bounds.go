@@ -12,7 +12,7 @@ const StoreDeadline = 15 * time.Millisecond
 // Bounds are the worst case that a rule declares before it runs, for each key and window. For a token_bucket,
 // a window is the time in which the bucket fills. In an outage, that is the node's own share of the bucket,
 // which may fill faster by rounding. Each bound is a number with its unit. `sluice check`, the console, the
-// simulator and the benchmarks derive their output and verdicts from it. docs/bounds.md has the formula and
+// simulator and the benchmarks derive their output and verdicts from it. docs/reference/bounds.md has the formula and
 // the test of each.
 //
 // The zero Bounds promise no fault of any kind; only a limit of 0 has them. Bounds are a value: copies are

@@ -137,7 +137,7 @@ func check(h *wire.Hello, region string) error {
 	// First of all, for the fields of another version may mean something else.
 	case h.GetVersion() != version:
 		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
-			"finish the upgrade (docs/upgrading.md)", errVersion, h.GetVersion(), version)
+			"finish the upgrade (docs/guides/upgrading.md)", errVersion, h.GetVersion(), version)
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < leastNonce ||
 		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0 || len(h.GetRegion()) > maxAddr:
 		return errHello

@@ -350,7 +350,7 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	for _, other := range []uint32{0, version - 1, version + 1} {
 		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}, known)
 		says := fmt.Sprintf("it speaks version %d, and this node version %d", other, version)
-		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/upgrading.md") {
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/guides/upgrading.md") {
 			t.Errorf("version %d is told %v", other, err)
 		}
 	}

@@ -13,5 +13,5 @@
 //
 // The scripts repeat the Go code, and get no faults: TestTwins compares the two.
 //
-// docs/internals/proof.md says how to read the report, and how to handle a survivor.
+// docs/explain/proof.md says how to read the report, and how to handle a survivor.
 package main

@@ -184,7 +184,7 @@ func (d *division) opened() (sum int64) {
 func (d *division) play() {
 	binary, err := Find()
 	d.need(err)
-	// More is left over with a demand hardly above the limit (docs/rlqs.md), as in the model. In the first
+	// More is left over with a demand hardly above the limit (docs/explain/rlqs.md), as in the model. In the first
 	// minute the demand of each Envoy is unknown.
 	left := 0.1
 	if len(d.fleet.Nodes) > 1 {

@@ -11,7 +11,7 @@ import (
 )
 
 // What a rule declares is held here against what a fleet does in virtual time, a test a
-// column of `sluice check` (docs/bounds.md).
+// column of `sluice check` (docs/reference/bounds.md).
 
 // coordinations are ways to share a limit, as rule files say them.
 var coordinations = []map[string]string{

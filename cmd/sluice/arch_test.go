@@ -333,7 +333,7 @@ func TestREADME(t *testing.T) {
 	if !strings.Contains(makefile, "\ntest:") || !strings.Contains(read(t, ".ci/run"), "\nmake test\n") {
 		t.Error("make test is not what CI runs")
 	}
-	for i, block := range slices.Concat(fenced(readme, "yaml"), fenced(read(t, "docs/approx.md"), "yaml"), []string{exampleConfig}) {
+	for i, block := range slices.Concat(fenced(readme, "yaml"), fenced(read(t, "docs/explain/approx.md"), "yaml"), []string{exampleConfig}) {
 		if !strings.Contains(block, "domain:") {
 			continue
 		}

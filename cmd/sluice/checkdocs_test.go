@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// The table of docs/rules.md about fleets that change node by node is what `sluice check --from` says.
+// The table of docs/reference/rules.md about fleets that change node by node is what `sluice check --from` says.
 func TestDocsOfChanges(t *testing.T) {
 	var want strings.Builder
 	want.WriteString("\n| what changes | tokens spent | leases out | while nodes differ |\n|---|---|---|---|\n")
@@ -31,10 +31,10 @@ func TestDocsOfChanges(t *testing.T) {
 		fmt.Fprintf(&want, "| %s | %s | %s | %s |\n", strings.Join(fields, ", "), e.Spent, e.Leases, e.Meanwhile)
 	}
 	want.WriteString("\n")
-	holdsTable(t, "docs/rules.md", "effects", want.String())
+	holdsTable(t, "docs/reference/rules.md", "effects", want.String())
 }
 
-// The table of docs/bounds.md is what `sluice check` declares.
+// The table of docs/reference/bounds.md is what `sluice check` declares.
 func TestDocsOfBounds(t *testing.T) {
 	const nodes = 3
 	var want strings.Builder
@@ -84,7 +84,7 @@ func TestDocsOfBounds(t *testing.T) {
 			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, cli.Counted(o.Nodes, "node"), more, out.Edges, out.Fleet(), b.OnLoss)
 	}
 	want.WriteString("\n")
-	holdsTable(t, "docs/bounds.md", "bounds", want.String())
+	holdsTable(t, "docs/reference/bounds.md", "bounds", want.String())
 }
 
 // holdsTable checks that what stands on a page between the marks of a table is what its

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The server has just the modules of docs/dependencies.md, in those versions, and nothing of what measures.
+// The server has just the modules of docs/reference/dependencies.md, in those versions, and nothing of what measures.
 func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}| {{.Path}} | {{.Version}} |{{end}}", ".").Output()
 	if err != nil {
@@ -15,7 +15,7 @@ func TestDependencies(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	slices.Sort(lines)
-	doc := read(t, "docs/dependencies.md")
+	doc := read(t, "docs/reference/dependencies.md")
 	listed := strings.Count(doc, "\n| ") - strings.Count(doc, "\n| module ") // the heads of the tables
 	for _, module := range slices.Compact(lines) {
 		switch {
@@ -24,13 +24,13 @@ func TestDependencies(t *testing.T) {
 		case strings.Contains(module, "gonum.org") || strings.Contains(module, "image"):
 			t.Errorf("%s is in the server: only what measures needs it", module)
 		case !strings.Contains(doc, "\n"+module):
-			t.Errorf("docs/dependencies.md has no %s: review it, and add it with who can choose what it parses", module)
+			t.Errorf("docs/reference/dependencies.md has no %s: review it, and add it with who can choose what it parses", module)
 		default:
 			listed--
 		}
 	}
 	if listed > 0 {
-		t.Errorf("docs/dependencies.md lists %d modules that the server does not have", listed)
+		t.Errorf("docs/reference/dependencies.md lists %d modules that the server does not have", listed)
 	}
 }
 

@@ -37,7 +37,7 @@ func TestDashboardsHaveData(t *testing.T) {
 	r := newFleet(t, 3, setup{rules: scrapedRules, store: aRedis(t), ring: 3})
 	prometheus := r.prometheus()
 	// An increase from a counter's first value is not seen: it is there before.
-	text := read(t, "docs/runbooks.md") + strings.ReplaceAll(read(t, "deploy/prometheus/alerts.yaml"), `\"`, `"`)
+	text := read(t, "docs/reference/runbooks.md") + strings.ReplaceAll(read(t, "deploy/prometheus/alerts.yaml"), `\"`, `"`)
 	for _, m := range regexp.MustCompile(`increase\((sluice_[^\[]*)\[`).FindAllStringSubmatch(text, -1) {
 		r.nodes[0].eventually(m[1]+" is there before it grows", func() bool { return r.nodes[0].query(prometheus, m[1]) > 0 })
 	}

@@ -183,7 +183,7 @@ func TestReplacedSettings(t *testing.T) {
 	}
 }
 
-// The table of docs/migrating.md says of each name what the binary does with it, and of no name that the binary lacks.
+// The table of docs/guides/migrating.md says of each name what the binary does with it, and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
 	_, help, _ := runLine("serve", "--help-all")
 	ours := map[string]bool{}
@@ -191,7 +191,7 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 		ours[m[1]] = true
 	}
 	names := 0
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z0-9_ ]+)` \\| (same|different|ignored)").FindAllStringSubmatch(read(t, "docs/migrating.md"), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z0-9_ ]+)` \\| (same|different|ignored)").FindAllStringSubmatch(read(t, "docs/guides/migrating.md"), -1) {
 		for name := range strings.FieldsSeq(row[1]) {
 			names++
 			if ignored := len(settings.WithoutEffect(func(other string) (string, bool) { return "x", other == name })) > 0; ours[name] == ignored || ignored != (row[2] == "ignored") {

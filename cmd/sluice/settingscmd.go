@@ -16,7 +16,7 @@ type settingsCmd struct {
 	flags
 	JSON     bool `name:"json" help:"Print JSON."`
 	Schema   bool `name:"schema" help:"Print the JSON Schema of settings files, for editors."`
-	Markdown bool `name:"markdown" hidden:"" help:"Print docs/settings.md."`
+	Markdown bool `name:"markdown" hidden:"" help:"Print docs/reference/settings.md."`
 }
 
 // Help is what `sluice settings --help` says below its summary.

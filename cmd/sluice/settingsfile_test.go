@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 )
 
-// docs/settings.md and the schema of settings files are what the settings make them.
+// docs/reference/settings.md and the schema of settings files are what the settings make them.
 func TestSettingsPage(t *testing.T) {
-	for page, flag := range map[string]string{"docs/settings.md": "--markdown", "docs/settings.schema.json": "--schema"} {
+	for page, flag := range map[string]string{"docs/reference/settings.md": "--markdown", "docs/reference/settings.schema.json": "--schema"} {
 		if _, out, errs := runLine("settings", flag); out != read(t, page) {
 			t.Errorf("%s is not what sluice settings %s prints (%s): make settings", page, flag, errs)
 		}

@@ -33,7 +33,7 @@ func (s *flags) mapping(log *slog.Logger) *metrics.Mapping {
 	}
 	m, err := metrics.ReadMapping(s.PrometheusMap)
 	if err != nil {
-		log.Error("PROMETHEUS_MAPPER_YAML was not read: metrics have the names of docs/metrics.md until a restart with a valid file", "error", err)
+		log.Error("PROMETHEUS_MAPPER_YAML was not read: metrics have the names of docs/reference/metrics.md until a restart with a valid file", "error", err)
 	}
 	return m
 }

@@ -14,7 +14,7 @@ import (
 
 func rulesSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/rules.schema.json")
+	text, err := os.ReadFile("../../docs/reference/rules.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestRulesSchema(t *testing.T) {
 	if shown < 20 {
 		t.Errorf("an editor shows %d of the mistakes", shown)
 	}
-	for _, name := range []string{"../../README.md", "../../docs/approx.md", "../../docs/rules.md"} {
+	for _, name := range []string{"../../README.md", "../../docs/explain/approx.md", "../../docs/reference/rules.md"} {
 		page, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)

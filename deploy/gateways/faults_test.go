@@ -10,7 +10,7 @@ import (
 
 const (
 	budget = 2500 // of a load: it lasts longer than most faults
-	// Declared for mode approx by docs/bounds.md: 1 % more, and five early refusals in a thousand requests.
+	// Declared for mode approx by docs/reference/bounds.md: 1 % more, and five early refusals in a thousand requests.
 	drift = budget / 100
 	early = budget / 200
 )
@@ -19,7 +19,7 @@ const (
 type fault struct {
 	name string
 	do   func(w *world)
-	// What docs/leasing.md declares for the crash of a node. What deploys without a fault leaves no call without a limit, and budgets exact.
+	// What docs/explain/leasing.md declares for the crash of a node. What deploys without a fault leaves no call without a limit, and budgets exact.
 	stranded int64 // tokens that may stay unused
 	free     int64 // calls that may pass without a limit: those in flight at the node, and at its connections
 }

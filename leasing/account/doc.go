@@ -7,7 +7,7 @@
 // that their holder has in hand. It does not promise that every token gets used: tokens that a holder lost stay taken
 // until the window ends.
 //
-// An account is a sum, and one total for each holder (docs/protocol.md, section 2).
+// An account is a sum, and one total for each holder (docs/reference/protocol.md, section 2).
 // The window is part of the account's name, so the content of an account never turns over. The next window is another
 // account. A late report goes to the old one, which is kept one window longer.
 //

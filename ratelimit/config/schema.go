@@ -11,7 +11,7 @@ import (
 type schema = map[string]any
 
 // SchemaID is where the schema of rule files is published.
-const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs/rules.schema.json"
+const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs/reference/rules.schema.json"
 
 // Schema returns the JSON Schema (draft 7) of rule files, for editors. It has every field of rule
 // files, and no other. It cannot check fields against each other, or several files. Where YAML 1.1

@@ -16,12 +16,12 @@ import (
 // The schema has the fields that files may have, and no other; and what is published is what is printed. That it judges
 // files as a check does, deploy/check tests with a library for schemas.
 func TestSchemaHasEveryField(t *testing.T) {
-	published, err := os.ReadFile("../../docs/rules.schema.json")
+	published, err := os.ReadFile("../../docs/reference/rules.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(Schema()), string(published)); diff != "" {
-		t.Errorf("sluice check --schema > docs/rules.schema.json: -printed +published\n%s", diff)
+		t.Errorf("sluice check --schema > docs/reference/rules.schema.json: -printed +published\n%s", diff)
 	}
 	type part struct {
 		Properties  map[string]*part

@@ -53,7 +53,7 @@ function showProblems(list) {
     const what = make('p', p.what, 'verdict');
     if (p.runbook) {
       const link = make('a', 'Runbook');
-      link.href = 'https://github.com/sluice-gate/sluice/blob/main/docs/runbooks.md#' + p.runbook;
+      link.href = 'https://github.com/sluice-gate/sluice/blob/main/docs/reference/runbooks.md#' + p.runbook;
       what.append(' ', link);
     }
     e.append(what);

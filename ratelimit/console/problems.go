@@ -16,7 +16,7 @@ type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
 	What     string `json:"what"`
 	Detail   string `json:"detail,omitempty"`
-	Runbook  string `json:"runbook,omitempty"` // the section of docs/runbooks.md
+	Runbook  string `json:"runbook,omitempty"` // the section of docs/reference/runbooks.md
 }
 
 // Severities of a problem.

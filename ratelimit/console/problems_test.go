@@ -14,7 +14,7 @@ import (
 )
 
 func TestProblems(t *testing.T) {
-	runbooks, err := os.ReadFile("../../docs/runbooks.md")
+	runbooks, err := os.ReadFile("../../docs/reference/runbooks.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,7 @@ func TestSeriesAreBounded(t *testing.T) {
 
 // Every metric is in the handbook, with its type, and the handbook has no other.
 func TestHandbookNamesEveryMetric(t *testing.T) {
-	handbook, err := os.ReadFile("../../docs/metrics.md")
+	handbook, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 			name, kind, _ := strings.Cut(strings.TrimSpace(rest), " ")
 			shown[name] = true
 			if !strings.Contains(string(handbook), "| `"+name+"` | "+kind+" |") {
-				t.Errorf("docs/metrics.md has no row for %s, a %s", name, kind)
+				t.Errorf("docs/reference/metrics.md has no row for %s, a %s", name, kind)
 			}
 		}
 	}
@@ -214,7 +214,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(string(handbook), -1) {
 		if !shown[m[1]] {
-			t.Errorf("docs/metrics.md has %s, which there is not", m[1])
+			t.Errorf("docs/reference/metrics.md has %s, which there is not", m[1])
 		}
 	}
 }

@@ -2,7 +2,7 @@
 // divides its budgets among them.
 //
 // Guarantee: all Envoys together, and all callers of the same keys over RLS, pass at most a rule's limit, if
-// Envoys are set as docs/rlqs.md says (both fallbacks DENY_ALL). One exception is the over-admission of the
+// Envoys are set as docs/explain/rlqs.md says (both fallbacks DENY_ALL). One exception is the over-admission of the
 // limiter itself (its mode, and on_store_failure). The other is one lease for each Envoy that freezes at the
 // end of a window and continues in the next.
 //

@@ -23,7 +23,7 @@ var errNotDivisible = errors.New("not every rule can be divided among Envoys")
 // filterSettings are what the bounds hang on, and what UNDER leaves out.
 const filterSettings = `
 UNDER excludes tokens at Envoys that do not need them when a window ends. There are more as demand nears the limit
-(docs/rlqs.md, "Use of limits").
+(docs/explain/rlqs.md, "Use of limits").
 
 The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), for every bucket:
 

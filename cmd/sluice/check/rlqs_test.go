@@ -54,9 +54,9 @@ func TestCheckRLQSFailsInEachForm(t *testing.T) {
 	}
 }
 
-// The worked example of docs/rlqs.md is what check prints.
+// The worked example of docs/explain/rlqs.md is what check prints.
 func TestDocsOfRLQS(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/rlqs.md")
+	text, err := os.ReadFile("../../../docs/explain/rlqs.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +67,6 @@ func TestDocsOfRLQS(t *testing.T) {
 	_, block, _ := strings.Cut(page, "<!-- check -->\n```text\n")
 	block, _, _ = strings.Cut(block, "```")
 	if code != 0 || len(block) < 100 || !strings.Contains(out, block) {
-		t.Errorf("check says\n%s\nand docs/rlqs.md\n%s", out, block)
+		t.Errorf("check says\n%s\nand docs/explain/rlqs.md\n%s", out, block)
 	}
 }

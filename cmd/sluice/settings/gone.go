@@ -52,7 +52,7 @@ var replaced = map[string]string{
 	"HOLD_KEYS_FILE":             "unset it, and set HOLD_KEYS=@%s",
 	"PEER_GOSSIP_ADDR":           "unset it: gossip uses the port after that of PEER_ADDR",
 	"PEER_BIND":                  "unset it: if PEER_ADDR is not of this machine, the node listens on its port of all addresses",
-	"PEER_ALLOW_OLD":             "unset it: during an upgrade, old and new nodes form two rings (docs/upgrading.md)",
+	"PEER_ALLOW_OLD":             "unset it: during an upgrade, old and new nodes form two rings (docs/guides/upgrading.md)",
 	"PEER_WEIGHT":                "unset it: all nodes own as many keys",
 	"HOT_KEY_RATE":               "unset it: a key is hot above 200 requests a second at its owner, and ten times the mean of all keys",
 	"MAX_REQUEST_BYTES":          "unset it: a request has at most 256 KiB",

@@ -33,7 +33,7 @@ func Help(options kong.HelpOptions, ctx *kong.Context) error {
 	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(ctx.Stdout, "\n%d more settings: sluice serve --help-all, or docs/settings.md\n", hidden)
+	_, err := fmt.Fprintf(ctx.Stdout, "\n%d more settings: sluice serve --help-all, or docs/reference/settings.md\n", hidden)
 	return err
 }
 

@@ -36,12 +36,12 @@ func Schema(node *kong.Node) map[string]any {
 	}
 }
 
-// WritePage writes docs/settings.md.
+// WritePage writes docs/reference/settings.md.
 func WritePage(out io.Writer, node *kong.Node) error {
 	var b strings.Builder
 	b.WriteString(`# Settings
 
-This page is for operators, and is generated (` + "`make settings`" + `). Each setting is a flag, an environment variable, or a line in a file:
+This page is generated (` + "`make settings`" + `). Each setting is a flag, an environment variable, or a line in a file:
 
     sluice serve --settings sluice.yaml
 

@@ -13,7 +13,7 @@ import (
 )
 
 // Caps bound the memory and the work that callers, peers, Envoys and rules can cost a node. Those that hold memory in
-// proportion to their number follow from one figure, the node's memory; docs/callers.md has the table.
+// proportion to their number follow from one figure, the node's memory; docs/guides/capacity.md has the table.
 type Caps struct {
 	bytesInFlight   int64 // of calls and bodies that callers have begun and not ended; peers have as much
 	GRPCConnections int
@@ -34,7 +34,7 @@ const (
 	requestTimeout   = 10 * time.Second // to read a request, or to write a response
 )
 
-// referenceMemory is the memory for which the caps have the figures of docs/callers.md.
+// referenceMemory is the memory for which the caps have the figures of docs/guides/capacity.md.
 const referenceMemory = 2 << 30
 
 // Caps are in proportion to the memory, within bounds. Memory that other processes use, too, counts up to the

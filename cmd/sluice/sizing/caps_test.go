@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// Caps are in proportion to the memory, within bounds, and docs/callers.md has the figures.
+// Caps are in proportion to the memory, within bounds, and docs/guides/capacity.md has the figures.
 func TestCaps(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/callers.md")
+	page, err := os.ReadFile("../../../docs/guides/capacity.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestCaps(t *testing.T) {
 		"| 256 MiB | 8 MiB to 1 GiB |",
 	} {
 		if !strings.Contains(string(page), row) {
-			t.Errorf("docs/callers.md does not have %s", row)
+			t.Errorf("docs/guides/capacity.md does not have %s", row)
 		}
 	}
 }

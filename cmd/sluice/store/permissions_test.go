@@ -16,7 +16,7 @@ import (
 
 // permit makes the user of the page on servers, with further rules of an ACL.
 func permit(t *testing.T, servers []*redistest.Server, rules ...any) {
-	page, err := os.ReadFile("../../../docs/leasing.md")
+	page, err := os.ReadFile("../../../docs/explain/leasing.md")
 	if err != nil {
 		t.Fatal(err)
 	}

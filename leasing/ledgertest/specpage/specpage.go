@@ -19,7 +19,7 @@ import (
 )
 
 // Path is the path of the page, from the top of the module.
-const Path = "docs/protocol.md"
+const Path = "docs/reference/protocol.md"
 
 // Page is its text. Reading does not change it.
 type Page struct {
