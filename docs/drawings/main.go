@@ -11,7 +11,7 @@ import (
 
 // drawings are the files by their names.
 var drawings = map[string]func() *drawing{
-	"fleet.svg": fleet, "window.svg": window, "outage.svg": outage, "hold.svg": hold, "ring.svg": ring, "regions.svg": regions,
+	"fleet.svg": fleet, "window.svg": window, "outage.svg": outage, "hold.svg": hold, "ring.svg": ring, "regions.svg": regions, "house.svg": house,
 }
 
 func main() {
@@ -164,5 +164,23 @@ func regions() *drawing {
 	}
 	d.text(560, 40, "soft", "80 ms")
 	d.box(620, 80, 120, 80, "Store", "in one region")
+	return d
+}
+
+// house is the rooms of the code: each stands on those below.
+func house() *drawing {
+	d := &drawing{width: 760, height: 300, says: "cmd and bench stand above the services of ratelimit and above the modes " +
+		"leasing, routing and approx, and all stand on the words of ratelimit."}
+	d.box(20, 10, 350, 50, "cmd/sluice", "serve, check, explain, top, admin")
+	d.box(390, 10, 350, 50, "cmd/sluicelab, bench", "demo, benchmarks, simulator")
+	d.box(20, 80, 230, 130, "ratelimit/...", "transport, server: ports", "rls, rlqs: protocols", "config, xds: rules",
+		"console, metrics: views")
+	d.box(270, 80, 150, 50, "routing", "a ring of owners")
+	d.box(440, 80, 120, 50, "approx", "drift budgets")
+	d.box(580, 80, 160, 50, "leasing/limit", "for programs")
+	d.box(270, 150, 150, 60, "leasing", "a node of a fleet")
+	d.box(440, 150, 140, 60, "leasing/account", "ledgers; Redis")
+	d.box(600, 150, 140, 60, "postgres, etcd", "further stores")
+	d.box(20, 230, 720, 50, "ratelimit", "words: limit, rule, key, ask, verdict, bounds")
 	return d
 }
