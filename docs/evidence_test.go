@@ -129,7 +129,7 @@ func evidence(t *testing.T, page, text string, in map[string][]string) (rows str
 
 const evidencePage = "reference/evidence.md"
 
-// The page of evidence is generated from the comments <!-- held by TestX --> of the pages: go test ./docs -run Evidence -rewrite.
+// The page of evidence is generated from promises.txt: go test ./docs -run Evidence -rewrite.
 func TestEvidence(t *testing.T) {
 	names, err := filepath.Glob("*/*.md")
 	if err != nil {
@@ -141,7 +141,8 @@ func TestEvidence(t *testing.T) {
 		if text, err := os.ReadFile(page); err != nil {
 			t.Fatal(err)
 		} else if page != evidencePage {
-			rows.WriteString(evidence(t, page, string(text), in))
+			name := filepath.ToSlash(filepath.Join("docs", page))
+			rows.WriteString(evidence(t, page, withPromises(t, name, string(text)), in))
 		}
 	}
 	want := "# Evidence\n\nThe promises of these pages, each with the command that runs its tests. `go test ./docs -run Evidence -rewrite` writes this page.\n\n" +

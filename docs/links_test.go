@@ -21,7 +21,7 @@ func pages(t *testing.T) map[string]string {
 		}
 		for _, name := range names {
 			name = strings.TrimPrefix(filepath.ToSlash(name), top)
-			texts[name] = read(t, name)
+			texts[name] = withPromises(t, name, read(t, name))
 		}
 	}
 	if len(texts) < 40 {
