@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
@@ -59,16 +58,16 @@ type flags struct {
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
-	TLS          tlsFlags           `embed:"" group:"ports"`
-	DebugHosts   string             `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
-	Holds        holdFlags          `embed:"" group:"coordination"`
-	XDS          xdsFlags           `embed:"" group:"rules"`
-	LastGood     string             `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
-	Tracing      tracingFlags       `embed:"" group:"log"`
-	Coordination coordination.Flags `embed:"" group:"coordination"`
-	Store        store.Flags        `embed:"" group:"store"`
-	Ring         peerFlags          `embed:"" group:"peers"`
-	caps         sizing.Caps        // derived from the memory, before all else
+	TLS          tlsFlags              `embed:"" group:"ports"`
+	DebugHosts   string                `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
+	Holds        holdFlags             `embed:"" group:"coordination"`
+	XDS          xdsFlags              `embed:"" group:"rules"`
+	LastGood     string                `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
+	Tracing      tracingFlags          `embed:"" group:"log"`
+	Coordination settings.Coordination `embed:"" group:"coordination"`
+	Store        store.Flags           `embed:"" group:"store"`
+	Ring         peerFlags             `embed:"" group:"peers"`
+	caps         sizing.Caps           // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys. 0 derives it from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000. Without a store, further keys share accounts. With one, each node limits them alone."`

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -99,7 +99,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	var errs [5]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
 	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
-	q.Coordination, errs[2] = coordination.Of(c.Coordination, func(field string) string { return "--coordination " + field })
+	q.Coordination, errs[2] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
 	if c.Coordination["on_deny"] == "" {
 		q.Coordination.OnDeny = q.Limit.Algorithm.OnDeny()
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -20,26 +20,26 @@ import (
 
 // Command validates rules as a server does, and declares what they promise.
 type Command struct {
-	Path           string             `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
-	From           string             `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`
-	Strict         bool               `help:"Fail on warnings too."`
-	JSON           bool               `name:"json" help:"Print findings, bounds and changes as JSON."`
-	SARIF          bool               `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
-	Schema         bool               `help:"Print the JSON Schema of rule files, for editors."`
-	Details        bool               `help:"Also print the debt, under-admission, waits and store operations of each rule."`
-	Nodes          int                `default:"3" help:"Number of nodes of the fleet."`
-	Store          string             `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory (as --no-store). Also print the cost of a loss of its data, of a failover and of a claim. Default: redis."`
-	Cost           int64              `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number, not as a formula."`
-	InFlight       int64              `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
-	Override       []string           `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
-	NoStore        bool               `help:"Nodes share no store: each counts alone."`
-	IgnoreDotFiles bool               `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
-	MergeDomains   bool               `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
-	CalendarMonths bool               `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
-	Coordination   coordination.Flags `embed:"" group:"coordination"`
-	MaxMemory      string             `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
-	Quotas         quotaFlags         `embed:""`
-	Distance       regionFlags        `embed:""`
+	Path           string                `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
+	From           string                `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`
+	Strict         bool                  `help:"Fail on warnings too."`
+	JSON           bool                  `name:"json" help:"Print findings, bounds and changes as JSON."`
+	SARIF          bool                  `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
+	Schema         bool                  `help:"Print the JSON Schema of rule files, for editors."`
+	Details        bool                  `help:"Also print the debt, under-admission, waits and store operations of each rule."`
+	Nodes          int                   `default:"3" help:"Number of nodes of the fleet."`
+	Store          string                `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory (as --no-store). Also print the cost of a loss of its data, of a failover and of a claim. Default: redis."`
+	Cost           int64                 `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number, not as a formula."`
+	InFlight       int64                 `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
+	Override       []string              `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
+	NoStore        bool                  `help:"Nodes share no store: each counts alone."`
+	IgnoreDotFiles bool                  `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
+	MergeDomains   bool                  `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
+	CalendarMonths bool                  `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
+	Coordination   settings.Coordination `embed:"" group:"coordination"`
+	MaxMemory      string                `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
+	Quotas         quotaFlags            `embed:""`
+	Distance       regionFlags           `embed:""`
 
 	in      io.Reader      // standard input; tests set another
 	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
