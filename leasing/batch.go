@@ -53,12 +53,13 @@ type batch struct {
 	of     []message // one for each claim
 	other  []message // without a claim
 	sent   instant
+	alone  bool  // none of the lane's was in flight when it left
 	err    error // of the round trip
 }
 
 // pack writes messages.
 func (f *Fleet) pack(l *fleetLane, all []message) *batch {
-	b := &batch{Fleet: f, lane: l, sent: f.clock()}
+	b := &batch{Fleet: f, lane: l, sent: f.clock(), alone: l.Alone()}
 	there, is := l.read()
 	early, _ := there.Between(b.sent)
 	q := lease.Asking{Now: b.sent, Epoch: is.epoch, Young: is.epoch.Young(early)}
@@ -110,7 +111,9 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 		return
 	}
 	l.Success()
-	l.took(now.Sub(b.sent))
+	if b.alone { // otherwise batches may wait for each other in the ledger, and more flights would lengthen it
+		l.took(now.Sub(b.sent))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.answered = now

@@ -22,10 +22,10 @@ type fleetLane struct {
 	beat     *beat             // guarded by mu; nil: there is none
 	answered instant           // guarded by mu
 
-	trip atomic.Int64 // a round trip of late, in nanoseconds; 0: unknown
+	trip atomic.Int64 // a round trip of late without others in flight, in nanoseconds; 0: unknown
 }
 
-// roundTrip is the time that a round trip takes, of late; 0: it is unknown.
+// roundTrip is the distance of the ledger: the time that a round trip takes, of late; 0: it is unknown.
 func (l *fleetLane) roundTrip() time.Duration { return time.Duration(l.trip.Load()) }
 
 // took notes the time of a round trip. A longer one counts for an eighth, because this node's own delays pass.

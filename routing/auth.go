@@ -39,7 +39,8 @@ const version = 4
 
 // Bounds of a node's introduction.
 const (
-	maxAddr = 256
+	maxAddr   = 256
+	maxRegion = 64
 	// A peer's nonce has between leastNonce and mostNonce bytes.
 	leastNonce = 16
 	mostNonce  = 64
@@ -139,7 +140,7 @@ func check(h *wire.Hello, region string) error {
 		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
 			"finish the upgrade (docs/guides/upgrading.md)", errVersion, h.GetVersion(), version)
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < leastNonce ||
-		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0 || len(h.GetRegion()) > maxAddr:
+		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0 || len(h.GetRegion()) > maxRegion:
 		return errHello
 	case h.GetRegion() != region:
 		return fmt.Errorf("%w: its REGION is %q, and this node's %q. Name peers of one region in PEERS", errRegion,

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/credentials"
 
@@ -214,6 +215,9 @@ func (o *Options) Validate() error {
 	// is used, and must not be one that can be guessed.
 	if o.TLS == nil || o.Secret != "" {
 		errs = append(errs, CheckSecret(o.Secret))
+	}
+	if len(o.Region) > maxRegion || !utf8.ValidString(o.Region) {
+		errs = append(errs, fmt.Errorf("REGION is %q, must be UTF-8 and at most %d bytes", o.Region, maxRegion))
 	}
 	if checkAddr(o.Addr) != nil {
 		errs = append(errs, fmt.Errorf("PEER_ADDR is %q: %w", o.Addr, errAddr))

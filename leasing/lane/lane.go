@@ -207,6 +207,13 @@ func (q *Queue[M]) nextLocked() []M {
 	return batch
 }
 
+// Alone reports whether one batch is in flight: none delays another.
+func (q *Queue[M]) Alone() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.flying == 1
+}
+
 // Settled notes the answer to a batch, or its failure.
 func (q *Queue[M]) Settled() {
 	q.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/lane"
@@ -43,23 +42,28 @@ func (f *regionFlags) validate(nodes int) error {
 
 // declare prints the cost of the distance for each rule.
 func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) error {
-	rows := [][]string{{"RULE", "MODE", "FIRST REQUEST", "UNUSED AT THE LIMIT", "MESSAGES", "IN A CUT"}}
+	rows := [][]string{{"RULE", "MODE", "FIRST REQUEST", "UNUSED AT THE LIMIT", "MESSAGES", "NODE IN A CUT"}}
 	var notes []string
 	far := false
 	for _, r := range rules.All() {
-		if r.Unlimited || r.Limit.Algorithm == ratelimit.Concurrency {
+		if r.Unlimited {
 			continue
 		}
 		name, c := r.Domain+"."+r.Path, &r.Coordination
 		b := r.Declare(nodes, ratelimit.SharedStore)
+		if r.Limit.Algorithm == ratelimit.Concurrency {
+			far = far || f.patience(r) < f.RTT+lane.Gather
+			rows = append(rows, []string{name, "concurrency", f.first(r) + ", each request", "0", "2 for a request", f.inCut(r, &b)})
+			continue
+		}
 		rows = append(rows, []string{
-			name, c.Mode.String(), f.first(r), fmt.Sprintf("demand of %v", 2*f.RTT), f.messages(r, &b), f.inCut(r, &b),
+			name, c.Mode.String(), f.first(r), fmt.Sprintf("demand of %v", 2*f.RTT), f.messages(r), f.inCut(r, &b),
 		})
 		if c.Deadline() < f.RTT*tripsAhead {
 			notes = append(notes, fmt.Sprintf("%s: store_deadline is %v; at %v use %v, so that requests near the limit wait "+
 				"for recalled tokens.", name, c.Deadline(), f.RTT, f.RTT*tripsAhead))
 		}
-		far = far || c.Deadline() < f.RTT+lane.Gather
+		far = far || f.patience(r) < f.RTT+lane.Gather
 		if r.Limit.Period() < shortWindow {
 			notes = append(notes, fmt.Sprintf("%s: for %v around each turn of its window, requests wait. Use windows of %v "+
 				"or more.", name, f.RTT, shortWindow))
@@ -69,14 +73,24 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		}
 	}
 	fmt.Fprintf(out, "\nIn %d regions, %v from the store:\n\n%s\n", f.Regions, f.RTT, aligned(rows))
-	writeWrapped(out, "", "First request: the wait for a key that its owner has not used in the window. Unused: tokens that are "+
-		"in transit when a window ends. Messages: the maximum to the store for a key, a region (mode routing) or a node, and a "+
-		"window. In a cut: tokens that the nodes of a region admit beyond their leases while the store does not answer.")
+	writeWrapped(out, "", "First request: the wait for a key that is new in the window; around a turn of the window, up to "+
+		"store_deadline. Unused: tokens that are in transit when a window ends; with sliding windows and large costs, up to 5 "+
+		"percent of the limit. Messages: the maximum of a node (mode routing: of the owner, and of nodes where the key is hot) "+
+		"for a key and a window: one is under way. Node in a cut: the maximum that a node admits beyond its leases in a window "+
+		"in which the store does not answer; the division is by the nodes of all regions.")
 	section(out, "the distance", notes)
 	if far {
 		return errTooFar
 	}
 	return nil
+}
+
+// patience is the time that the store has for a request: an owner has half of that of the node that asks it.
+func (f *regionFlags) patience(r *ratelimit.Rule) time.Duration {
+	if r.Coordination.Mode.Spec().Owned {
+		return r.Coordination.Deadline() / 2
+	}
+	return r.Coordination.Deadline()
 }
 
 // first is the wait of a key's first request.
@@ -87,19 +101,19 @@ func (f *regionFlags) first(r *ratelimit.Rule) string {
 	return fmt.Sprint(min(f.RTT+5*time.Millisecond, r.Coordination.Deadline()))
 }
 
-// messages is the maximum to the store for a key in a window.
-func (f *regionFlags) messages(r *ratelimit.Rule, b *ratelimit.Bounds) string {
-	d := ratelimit.Demand{Time: r.Limit.Period(), Windows: 1, Tokens: r.Limit.Capacity()}
-	if r.Limit.Algorithm != ratelimit.FixedWindow {
-		d.Short = d.Time
-	}
-	return grouped(int64(b.StoreOps.Most(&d)))
+// messages is the maximum to the store for a key in a window: a node has one in flight.
+func (f *regionFlags) messages(r *ratelimit.Rule) string {
+	return grouped(int64(r.Limit.Period()/f.RTT) + 1)
 }
 
-// inCut is what a region admits while it is cut off.
+// inCut is the maximum that a node of a region admits in a window while the region is cut off.
 func (f *regionFlags) inCut(r *ratelimit.Rule, b *ratelimit.Bounds) string {
 	if !b.OnOutage.Node.Bounded() {
 		return "all requests"
 	}
-	return strings.TrimSpace(grouped(int64(b.OnOutage.Node.Tokens)) + " at each node")
+	text := grouped(int64(b.OnOutage.Node.Tokens))
+	if r.Drifts() {
+		text += " and its drift"
+	}
+	return text
 }

@@ -23,11 +23,12 @@ func TestRegions(t *testing.T) {
 		says         []string
 	}{
 		{"{mode: routing, store_deadline: 400ms, on_store_failure: closed}", 0, []string{
-			"In 3 regions, 80ms from the store", "d.k   routing  85ms           demand of 160ms      180       0 at each node",
+			"In 3 regions, 80ms from the store", "d.k   routing  85ms           demand of 160ms      751       0",
 		}},
-		{"{mode: routing, store_deadline: 100ms}", 0, []string{"at 80ms use 320ms", "1,000 at each node"}},
+		{"{mode: routing, store_deadline: 200ms}", 0, []string{"at 80ms use 320ms", "1,000"}},
+		{"{mode: routing, store_deadline: 150ms}", 1, []string{"too far away"}}, // an owner has half of it
 		{"{store_deadline: 400ms}", 0, []string{"With mode routing, a region does so once"}},
-		{"{mode: approx, store_deadline: 400ms}", 0, []string{"2ms, then drifts"}},
+		{"{mode: approx, store_deadline: 400ms}", 0, []string{"2ms, then drifts", "1,000 and its drift"}},
 		{"{mode: routing, store_deadline: 50ms}", 1, []string{"too far away"}},
 	} {
 		rule(x.coordination)

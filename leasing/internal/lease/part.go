@@ -92,6 +92,9 @@ func (p *Part) Reported() tokens { return p.booked }
 // Unreported reports whether the ledger's total differs from this node's.
 func (p *Part) Unreported() bool { return p.mustClaim || p.untold() != 0 }
 
+// Returned is the tokens that refunds have returned here, and that the ledger lacks.
+func (p *Part) Returned() tokens { return max(0, -p.untold()) }
+
 // Recent is what was spent since the last claim was written: for the ledger, it is in hand.
 func (p *Part) Recent() tokens { return p.unclaimed }
 
