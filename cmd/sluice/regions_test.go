@@ -114,6 +114,7 @@ func TestRingsDoNotSpanRegions(t *testing.T) {
 // and nothing beyond. Demand that moves from region to region gets 95 %.
 func TestRegions(t *testing.T) {
 	if !*regionsLong {
+		t.Parallel()
 		testRegions(t, aRedis(t), 10, 80*time.Millisecond, "fixed")
 		return
 	}

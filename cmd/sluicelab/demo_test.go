@@ -89,6 +89,7 @@ func metricsBecome(t *testing.T, node, line string) {
 }
 
 func TestDemoLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
 	store := redistest.Start(t)
 	out, err := demo(built(t), "--for=2s", "--nodes=1", "--no-envoy", "--redis="+store.Addr).CombinedOutput()
 	if all, own := store.Do("KEYS", "*").([]any), store.Do("KEYS", "*demo:*").([]any); err != nil || len(all) != len(own)+1 { // sluice:life is of redistest
