@@ -24,6 +24,9 @@ func (h *historian) regions() {
 	trip := pick(of, 20*time.Millisecond, 80*time.Millisecond, 150*time.Millisecond)
 	h.o.Net.Trip = Delay{Least: trip, Tail: pick(of, 0, 5*time.Millisecond)}
 	c.StoreDeadline = pick(of, 3*trip, 6*trip)
+	for i := range h.o.Changes {
+		h.o.Changes[i].Rule.Coordination.StoreDeadline = c.StoreDeadline
+	}
 	for range of.IntN(4) {
 		h.strikeRegion(of)
 	}
