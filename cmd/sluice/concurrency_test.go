@@ -92,7 +92,7 @@ func (c *crowd) whole() {
 		slow = time.Since(began) > slotSeconds*time.Second/2
 	}
 	for i := range int(c.nodes.Load()) {
-		if _, ok := c.holds(i, "mostSlots", c.value, 1); ok {
+		if _, ok := c.holds(i, "slots", c.value, 1); ok {
 			c.Errorf("node %d admits one more than %d", i, mostSlots)
 		}
 	}
