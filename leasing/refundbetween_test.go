@@ -11,7 +11,8 @@ import (
 func TestRefundBeforeTheAnswer(t *testing.T) {
 	for _, kind := range []ratelimit.Kind{ratelimit.Refund, ratelimit.Release} {
 		x := newArena(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}, map[string]string{
-			"on_store_failure": "closed", "store_deadline": "900ms", "lease.size": "1", "on_deny": "refund"})
+			"on_store_failure": "closed", "store_deadline": "900ms", "lease.size": "1", "on_deny": "refund",
+		})
 		a := x.start(2)
 		x.nodes[a].oneWay = 40 * time.Millisecond
 		x.goOn(time.Second)

@@ -66,8 +66,10 @@ func window() *drawing {
 			class string
 			label string
 		}{
-			{r.a, "blue", fmt.Sprint("A spent ", r.a)}, {r.ha, "green", fmt.Sprint(r.ha)},
-			{r.b, "blue", fmt.Sprint("B spent ", r.b)}, {r.hb, "green", fmt.Sprint(r.hb)},
+			{r.a, "blue", fmt.Sprint("A spent ", r.a)},
+			{r.ha, "green", fmt.Sprint(r.ha)},
+			{r.b, "blue", fmt.Sprint("B spent ", r.b)},
+			{r.hb, "green", fmt.Sprint(r.hb)},
 			{1000 - r.a - r.b - r.ha - r.hb, "free", fmt.Sprint("free ", 1000-r.a-r.b-r.ha-r.hb)},
 		} {
 			w := part.n * 63 / 100

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Flags are the fields of a coordination block that belong to a fleet more than to a rule. All others are
+// Coordination is the fields of a coordination block that belong to a fleet more than to a rule. All others are
 // in rules, at the root of a file for all of its rules. Empty means the default, which the help states.
 type Coordination struct {
 	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Default mode of rules: ${modes}."`
@@ -25,7 +25,7 @@ func (f *Coordination) Default() (ratelimit.Coordination, error) {
 	}, func(field string) string { return "COORDINATION_" + strings.ToUpper(field) })
 }
 
-// Of is the default with some fields changed; name is what an error calls a field.
+// CoordinationOf is the default with some fields changed; name is what an error calls a field.
 func CoordinationOf(fields map[string]string, name func(string) string) (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	var errs []error
