@@ -61,7 +61,11 @@ const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
 	b.world = w
-	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= b.patience()/2
+	trips := time.Duration(2)
+	if w.Regions > 1 { // at a turn of the window, a request waits for three, and on_store_failure may decide
+		trips = 4
+	}
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= b.patience()/trips
 }
 
 // lasts is the time in nanoseconds for which a fault matters to a rule.

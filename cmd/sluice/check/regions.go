@@ -74,7 +74,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 	}
 	fmt.Fprintf(out, "\nIn %d regions, %v from the store:\n\n%s\n", f.Regions, f.RTT, aligned(rows))
 	writeWrapped(out, "", "First request: the wait for a key that is new in the window; around a turn of the window, up to "+
-		"store_deadline. Unused: tokens that are in transit when a window ends; with sliding windows and large costs, up to 5 "+
+		"store_deadline, when on_store_failure decides. Unused: tokens that are in transit when a window ends; with sliding windows and large costs, up to 5 "+
 		"percent of the limit. Messages: the maximum of a node (mode routing: of the owner, and of nodes where the key is hot) "+
 		"for a key and a window: one is under way. Node in a cut: the maximum that a node admits beyond its leases in a window "+
 		"in which the store does not answer; the division is by the nodes of all regions.")
