@@ -49,8 +49,9 @@ func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*pr
 
 // Counters of nodes, by a label.
 var (
-	claims  = regexp.MustCompile(`(?m)^sluice_claims_total\{reason="([a-z_]+)"\} (\d+)`)
-	counted = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
+	claims    = regexp.MustCompile(`(?m)^sluice_claims_total\{reason="([a-z_]+)"\} (\d+)`)
+	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
+	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
 )
 
 // sum is a counter of all nodes together, by label.

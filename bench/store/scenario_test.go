@@ -44,7 +44,10 @@ func TestBeyondTheBound(t *testing.T) {
 		mode    *mode
 		problem string
 	}{
-		{Measured{Over: 1}, struck, leasing, "1 over the limit of 300, and 0 are declared"},
+		{
+			Measured{Over: 1, Fallbacks: map[string]int64{"deadline": 4}}, struck, leasing,
+			"1 over the limit of 300, and 0 are declared while the store answers in time; decisions without it: map[deadline:4]",
+		},
 		{Measured{Over: 15}, struck, approx, ""},
 		{Measured{Over: 16}, struck, approx, "16 over the limit of 300, and 15 are declared"},
 		{Measured{Failed: 1}, struck, leasing, ""},

@@ -117,9 +117,10 @@ type Measured struct {
 	Idle     float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
 	Failed   int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran, and Reasons those of the nodes' claims.
-	Commands map[string]process.RedisCommand `json:"commands"`
-	Reasons  map[string]int64                `json:"claim_reasons,omitempty"`
+	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions without Redis.
+	Commands  map[string]process.RedisCommand `json:"commands"`
+	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
+	Fallbacks map[string]int64                `json:"fallback_reasons,omitempty"`
 }
 
 // Report is all that was measured.
@@ -199,7 +200,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), P999: t.quantile(99.9), Early: t.early,
-		Commands: used.Commands, Reasons: sum(f, claims),
+		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
 	}
 	if row.strike == nil {
 		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
@@ -253,7 +254,9 @@ func (m *Measured) check(row *Row, of *mode, t *tally, counted map[string]int64)
 	hits, within := counted["total_hits"], counted["within_limit"]
 	switch {
 	case of.fields != nil && m.Over > m.Declared:
-		m.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", m.Over, row.Limit, m.Declared)
+		// A busy machine can make replies late, and then the rule's on_store_failure has decided.
+		m.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared while the store answers in time; decisions without it: %v",
+			m.Over, row.Limit, m.Declared, m.Fallbacks)
 	case row.strike != nil: // calls fail, and nodes that have ended take their counts along
 	case m.Failed > 0:
 		m.Problem = fmt.Sprintf("%d of %d calls had no answer, such as: %v", m.Failed, m.Asked, t.lastErr)
