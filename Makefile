@@ -73,7 +73,9 @@ PROGRESS = (trap 'kill $$s; exit' TERM; while sleep 25 & s=$$!; wait $$s; do ech
 # The timeout fits a machine with a third of the speed, or with other work. The package that takes longest begins first: go test runs two at a time on two cores, in this order.
 test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	@$(PROGRESS) $(GO) vet ./...
-	@$(PROGRESS) $(GO) test -vet=off -timeout 30m ./cmd/sluice ./...
+	@mkdir -p .cache
+	@$(PROGRESS) $(TOOL) gotestsum --format standard-quiet --jsonfile .cache/tests.json -- -vet=off -timeout 30m ./cmd/sluice ./...
+	@echo "the ten slowest tests:"; $(TOOL) gotestsum tool slowest --jsonfile .cache/tests.json --num 10 --threshold 1s
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
 	@$(PROGRESS) cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
 	@$(PROGRESS) cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
@@ -81,7 +83,7 @@ test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says fir
 
 valkey: ## the tests of the ledger, of fleets and of settings once more, with the valkey-server on the PATH
 	@$(PROGRESS) REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 30m ./leasing/... ./cmd/sluice/store ./bench/sim
-	@$(PROGRESS) REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 30m ./cmd/sluice -run 'Redis|Fleet|Startup|HostileReplies|HostileEviction|Audit'
+	@$(PROGRESS) REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 30m ./cmd/sluice -run 'TestScripts$$|TestRedis|TestFleet|TestHostileReplies|TestHostileEviction|TestAudit'
 
 h2spec: ## the cases of h2spec against the gRPC port
 	$(GO) test -count=1 -v ./ratelimit/transport -run '^TestH2Spec$$' -h2spec

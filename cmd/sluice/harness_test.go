@@ -21,9 +21,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 )
 
 // The tests run the real binary: this one, called as sluice. Most of them wait for processes more than they compute, so
@@ -55,7 +56,7 @@ func runLine(args ...string) (code int, out, errs string) {
 
 // sluice is a running process. Its ports are free ones.
 type sluice struct {
-	*testing.T
+	testing.TB
 	cmd              *exec.Cmd
 	http, rpc, debug string
 	peers            string // with the ports of hostile.TLS; "": it has none
@@ -99,15 +100,15 @@ var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)
 // freePorts has a server serve on ports of this machine that are free.
 var freePorts = []string{"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0"}
 
-func serve(t *testing.T, env []string, args ...string) *sluice {
+func serve(t testing.TB, env []string, args ...string) *sluice {
 	t.Helper()
 	return start(t, command(slices.Concat(freePorts, env), append([]string{"serve"}, args...)...))
 }
 
 // start runs a command that announces its ports.
-func start(t *testing.T, cmd *exec.Cmd) *sluice {
+func start(t testing.TB, cmd *exec.Cmd) *sluice {
 	t.Helper()
-	s := &sluice{T: t, cmd: cmd, exited: make(chan error, 1)}
+	s := &sluice{TB: t, cmd: cmd, exited: make(chan error, 1)}
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -147,10 +148,17 @@ func (s *sluice) get(url string) (int, string) {
 // do sends a request with headers, given as names and values in turn. It returns the answer, and its body.
 func (s *sluice) do(method, url, body string, headers ...string) (answer http.Response, text string) {
 	s.Helper()
-	r, err := http.NewRequest(method, "http://"+url, strings.NewReader(body))
+	answer, text, err := try(method, url, body, headers...)
 	if err != nil {
 		s.Error(err)
-		return answer, ""
+	}
+	return answer, text
+}
+
+func try(method, url, body string, headers ...string) (answer http.Response, text string, err error) {
+	r, err := http.NewRequest(method, "http://"+url, strings.NewReader(body))
+	if err != nil {
+		return answer, "", err
 	}
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
@@ -158,12 +166,11 @@ func (s *sluice) do(method, url, body string, headers ...string) (answer http.Re
 	r.Host = r.Header.Get("Host")
 	a, err := http.DefaultClient.Do(r)
 	if err != nil {
-		s.Error(err)
-		return answer, ""
+		return answer, "", err
 	}
 	defer a.Body.Close()
-	read, _ := io.ReadAll(a.Body)
-	return *a, string(read)
+	read, err := io.ReadAll(a.Body)
+	return *a, string(read), err
 }
 
 // seen is how many nodes a node has seen.
@@ -242,7 +249,7 @@ func rules(limit int) string {
 	return fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: year, requests_per_unit: %d}\n", limit)
 }
 
-func writeFile(t *testing.T, path, text string) {
+func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -253,7 +260,7 @@ func writeFile(t *testing.T, path, text string) {
 }
 
 // rulesFile is a file with these rules.
-func rulesFile(t *testing.T, rules string) (path string) {
+func rulesFile(t testing.TB, rules string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rules.yaml")
 	writeFile(t, path, rules)
@@ -263,7 +270,7 @@ func rulesFile(t *testing.T, rules string) (path string) {
 // top is the repository.
 const top = "../../"
 
-func read(t *testing.T, name string) string {
+func read(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(top + name)
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
-	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
 // limit runs sluice limit at a node, with the token.
@@ -86,7 +84,7 @@ func TestLimitAtRunTime(t *testing.T) {
 					t.Errorf("%s: %d of %d were admitted", key, admitted, want)
 				}
 				last.overridden("d", key+"=x", true)
-				if got := last.explained("d", key+"=x"); !strings.Contains(got, "12 per year") || !strings.Contains(got, "by an override of ") ||
+				if _, got, _ := runLine("explain", "--debug", last.debug, "d", key+"=x"); !strings.Contains(got, "12 per year") || !strings.Contains(got, "by an override of ") ||
 					!strings.Contains(got, "(the rule has 5 per year") {
 					t.Errorf("%s is explained as\n%s", key, got)
 				}
@@ -108,158 +106,6 @@ func TestLimitAtRunTime(t *testing.T) {
 				t.Errorf("a banned key is answered %d", got)
 			}
 		})
-	}
-}
-
-// A raised limit that refused requests have used up already helps with the next window. The command says so, and resets
-// the usage with --reset.
-func TestRaisedLimitThatIsUsedUp(t *testing.T) {
-	for name, n := range map[string]int{"fleet": 2, "alone": 1} {
-		t.Run(name, func(t *testing.T) {
-			with := setup{rules: peopleRules}
-			if n > 1 {
-				with.store = aRedis(t)
-			}
-			nodes := newFleet(t, n, with).nodes
-			first, last := nodes[0], nodes[n-1]
-			for range 40 {
-				first.post("five", "x")
-			}
-			if code, _, errs := last.limit("set", "30", "d", "five=x"); code != 0 || !strings.Contains(errs, "repeat the command with --reset") {
-				t.Errorf("%d %s", code, errs)
-			}
-			if code, _, errs := last.limit("set", "300", "d", "five=x"); code != 0 || errs != "" {
-				t.Errorf("a limit above the usage: %d %s", code, errs)
-			}
-			if code, out, errs := last.limit("set", "20", "d", "five=x", "--reset"); code != 0 || errs != "" {
-				t.Errorf("%d %s %s", code, out, errs)
-			}
-			for i, node := range nodes {
-				if got := node.post("five", "x"); got != http.StatusOK {
-					t.Errorf("node %d answers %d after the reset", i, got)
-				}
-			}
-		})
-	}
-}
-
-// The commands do what the resource does: conditions, lists, and a file that goes out and in again.
-func TestLimitCommands(t *testing.T) {
-	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"LOG_LEVEL=info"}}).nodes[0]
-	s.may("set", "12", "d", "five=a", "--reason=why, \"so\"", "--new")
-	if code, _, errs := s.limit("set", "13", "d", "five=a", "--new"); code != 1 || !strings.Contains(errs, "override that the change expects") {
-		t.Errorf("--new of one that is there: %d %s", code, errs)
-	}
-	_, out, _ := s.read("get", "--json", "d", "five=a")
-	var o console.Overridden
-	if err := json.Unmarshal([]byte(out), &o); err != nil || o.By != "ops" || o.Reason != `why, "so"` || o.InForce != "12 per year" {
-		t.Fatalf("get prints %s (%v)", out, err)
-	}
-	if code, _, errs := s.limit("set", "13", "d", "five=a", "--if-version=1"); code != 1 || !strings.Contains(errs, "override that the change expects") {
-		t.Errorf("with another version: %d %s", code, errs)
-	}
-	s.may("set", "unlimited", "d", "five=a", "--if-version="+o.Version)
-	s.may("set", "0", "d", "tier=gold", "user=b&c", "--expires=1h")
-	if _, out, _ := s.read("list", "d"); !strings.Contains(out, "unlimited") || !strings.Contains(out, "tier=gold&user=b%26c") ||
-		strings.Count(out, "\n") != 3 {
-		t.Errorf("list prints\n%s", out)
-	}
-	if _, out, _ := s.read("list", "--json", "d", "--prefix=tier=g"); strings.Count(out, "\n") != 1 || !strings.Contains(out, `"limit":0`) {
-		t.Errorf("list --json prints\n%s", out)
-	}
-	_, exported, _ := s.read("export")
-	s.may("rm", "d", "five=a")
-	s.may("rm", "d", "tier=gold", "user=b&c")
-	if code, _, errs := s.read("get", "d", "five=a"); code != 1 || !strings.Contains(errs, "the limit of the file is in force") {
-		t.Errorf("after rm: %d %s", code, errs)
-	}
-	file := filepath.Join(t.TempDir(), "overrides.csv")
-	writeFile(t, file, exported)
-	if out := s.may("import", file); out != "2 overrides set, 0 lines refused\n" {
-		t.Errorf("import prints %s", out)
-	}
-	if _, again, _ := s.read("export"); again == "" || strings.Count(again, "\n") != strings.Count(exported, "\n") ||
-		!strings.Contains(again, ",ops,") || !strings.Contains(again, "tier=gold&user=b%26c,0,day,") {
-		t.Errorf("after an import, export prints\n%s, and did\n%s", again, exported)
-	}
-	var many strings.Builder
-	many.WriteString("domain,descriptor,limit\n")
-	for i := range 2010 { // more than a page
-		fmt.Fprintf(&many, "d,five=%d,7\n", i)
-	}
-	writeFile(t, file, many.String())
-	s.may("import", file)
-	if _, all, _ := s.read("export", "d"); strings.Count(all, "\n") != 1+2+2010 {
-		t.Errorf("of 2012 overrides, export prints %d lines", strings.Count(all, "\n"))
-	}
-	for want, args := range map[string][]string{
-		"must be a whole number":    {"set", "many", "d", "five=a"},
-		"did you mean 'd'?":         {"set", "1", "dd", "five=a"},
-		"the rule is unlimited":     {"set", "1", "d", "free=a"},
-		"has no max_override":       {"set", "1", "d", "ban=a"},
-		"the rule's limit is 5 per": {"set", "1", "d", "five=a", "--unit=day"},
-		"no such file":              {"import", "nowhere.csv"},
-		"by the clock of the store": {"set", "1", "d", "five=a", "--expires=1ns"},
-	} {
-		if code, _, errs := s.limit(args...); code != 1 || !strings.Contains(errs, want) || strings.Contains(errs, "hunter2") {
-			t.Errorf("%v: %d %s, must be %q", args, code, errs, want)
-		}
-	}
-	if code, _, errs := runLine("limit", "list", "--debug", s.debug, "--token=wrong"); code != 1 || !strings.Contains(errs, "ADMIN_TOKEN") {
-		t.Errorf("with a wrong token: %d %s", code, errs)
-	}
-	if log := s.log(); !strings.Contains(log, "an override was set") || !strings.Contains(log, "by=ops") || strings.Contains(log, "hunter2") || strings.Contains(log, "0001-01-01") {
-		t.Errorf("the log:\n%.3000s", log)
-	}
-	if _, metrics := s.get(s.debug + "/metrics"); !strings.Contains(metrics, `sluice_override_changes_total{result="removed"} 2`) {
-		t.Errorf("no count of changes in the metrics")
-	}
-}
-
-// The tiers of docs/guides/overrides.md: a value of the descriptor says the limit, or the row of the key does.
-func TestTiers(t *testing.T) {
-	rules := filepath.Join(top, "deploy/rules/tiers.yaml")
-	if code, out, errs := runLine("check", "--strict", "--override=tier=pro&api_key=a=9000", "--override=edge?partner=x=unlimited", rules); code != 0 ||
-		!strings.Contains(out, "[tier=pro&api_key=a]") || !strings.Contains(out, "9000 per minute") || !strings.Contains(out, "100000 per minute") {
-		t.Errorf("check: %d %s%s", code, out, errs)
-	}
-	for want, override := range map[string]string{
-		"max_override 1000":            "tier=free&api_key=a=1001",
-		"the rule has max_override: 0": "masked_remote_address=10.0.0.0/8=1",
-		"no rule matches":              "tier=none&api_key=a=1",
-		"write DESCRIPTOR=LIMIT":       "nothing",
-		"must be a whole number":       "api_key=a=b",
-	} {
-		if code, _, errs := runLine("check", "--override="+override, rules); code == 0 || !strings.Contains(errs, want) {
-			t.Errorf("check --override=%s: %d %s, must be %q", override, code, errs, want)
-		}
-	}
-	s := serve(t, []string{"ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
-	limitOf := func(entries string) string { // the code, and the limit in force
-		t.Helper()
-		answer := s.overJSON()(parseRequest(t, "domain=edge | "+entries))
-		m := regexp.MustCompile(`^(\w+) \[\w+ (\d+)/`).FindStringSubmatch(answer)
-		if m == nil {
-			t.Fatalf("%s is answered %s", entries, answer)
-		}
-		return m[1] + " " + m[2]
-	}
-	tier := func(name string) string { return limitOf("tier=" + name + ",api_key=ann") }
-	if got := tier("free") + ", " + tier("pro") + ", " + tier("enterprise"); got != "OK 60, OK 6000, OK 60000" {
-		t.Errorf("the tiers are answered %s", got)
-	}
-	s.may("set", "9000", "edge", "tier=pro", "api_key=ann")
-	s.may("set", "500", "edge", "api_key=bob")
-	s.may("set", "10", "edge", "partner=acme")
-	for want, entry := range map[string]string{
-		"OK 500": "api_key=bob", "OK 60": "api_key=eve", "OK 10": "partner=acme", "OVER_LIMIT 0": "partner=stranger",
-	} {
-		if got := limitOf(entry); got != want {
-			t.Errorf("%v is answered %s, must be %s", entry, got, want)
-		}
-	}
-	if got := tier("pro") + ", " + tier("free"); got != "OK 9000, OK 60" {
-		t.Errorf("with an override of the pro tier they are answered %s", got)
 	}
 }
 
@@ -404,5 +250,91 @@ func TestBanReachesWhoMissedItsRecall(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t)
 		of(t, server, func() { server.Do("CLIENT", "KILL", "TYPE", "pubsub") })
+	})
+}
+
+// lists waits until a node lists these overrides, as DESCRIPTOR=LIMIT, and no other.
+func (s *sluice) lists(what string, want ...string) {
+	s.Helper()
+	var got []string
+	if !becomes(func() bool {
+		_, out, _ := s.read("export")
+		got = nil
+		for line := range strings.Lines(out) {
+			if fields := strings.Split(line, ","); fields[0] == "d" {
+				got = append(got, fields[1]+"="+fields[2])
+			}
+		}
+		slices.Sort(got)
+		return slices.Equal(got, want)
+	}) {
+		s.Fatalf("%s, a node lists %q, must list %q; the log:\n%s", what, got, want, s.log())
+	}
+}
+
+// A replica that lagged behind becomes the master: what it lacks comes from the nodes.
+func TestOverridesOutliveFailovers(t *testing.T) {
+	t.Parallel()
+	master, replica := redistest.Start(t), redistest.Start(t)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	replica.Do("REPLICAOF", host, port)
+	replica.UntilInfo("replication", "master_link_status:up")
+	sentinel := redistest.Sentinel(t, "main", master)
+	sentinel.UntilInfo("sentinel", "slaves=1")
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, file, peopleRules)
+	begin := func() *sluice {
+		return serve(t, []string{"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", file)
+	}
+	one := begin()
+	one.eventually("it is healthy", one.healthy)
+	one.may("set", "9", "d", "five=x")
+	one.may("set", "9", "d", "five=gone")
+	replica.Sever(master)
+	one.may("set", "0", "d", "five=x")
+	one.may("rm", "d", "five=gone")
+	master.Kill()
+	replica.UntilInfo("replication", "role:master")
+	one.eventually("changes are possible again", func() bool {
+		code, _, _ := one.limit("set", "7", "d", "bucket=x")
+		return code == 0
+	})
+	late := begin()
+	late.eventually("a late node is healthy", late.healthy)
+	late.lists("after a failover", "bucket=x=7", "five=x=0")
+}
+
+// Two nodes set at once, the same keys and others: no change is lost, and both have the same.
+func TestTwoWritersLoseNothing(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, server storeServer) {
+		f := newFleet(t, 2, setup{rules: peopleRules, store: server})
+		const each = 30
+		var all sync.WaitGroup
+		for w, s := range f.nodes {
+			all.Go(func() {
+				for i := range each {
+					s.put(t, fmt.Sprintf("five=w%d-%02d", w, i), `{"limit": 7, "reason": ""}`)
+					s.put(t, "sliding=both", fmt.Sprintf(`{"limit": %d, "reason": ""}`, 100*(w+1)+i))
+				}
+			})
+		}
+		all.Wait()
+		var want []string
+		for w := range f.nodes {
+			for i := range each {
+				want = append(want, fmt.Sprintf("five=w%d-%02d=7", w, i))
+			}
+		}
+		last := func(s *sluice) string {
+			_, out, _ := s.read("get", "--json", "d", "sliding=both")
+			return regexp.MustCompile(`"limit": ?(\d+)`).FindString(out)
+		}
+		f.nodes[0].eventually("both nodes have the same", func() bool { return last(f.nodes[0]) == last(f.nodes[1]) })
+		_, number, _ := strings.Cut(last(f.nodes[0]), ":")
+		want = append(want, "sliding=both="+strings.TrimSpace(number))
+		for _, s := range f.nodes {
+			s.lists("after two writers", want...)
+		}
 	})
 }

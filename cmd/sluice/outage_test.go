@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,16 +16,6 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-const policyRules = `domain: d
-descriptors:
-  - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
-  - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
-  - {key: local, coordination: {on_store_failure: local}, rate_limit: {unit: day, requests_per_unit: 5}}
-  - {key: slots, rate_limit: {concurrency: 3}}
-`
-
-var manyAlone = regexp.MustCompile(`decisions_without_it=\d{4}`)
 
 // Late replies of the store, and keys without a place, are in the log at once, and then once a minute.
 func TestLateRepliesAreLogged(t *testing.T) {
@@ -46,70 +35,6 @@ func TestLateRepliesAreLogged(t *testing.T) {
 		if got := strings.Count(log.String(), text); got != n {
 			t.Errorf("%q is there %d times, want %d:\n%s", text, got, n, &log)
 		}
-	}
-}
-
-// In an outage explain names the policy and what it decides. The log says that the store answers again, and that data
-// was lost and restored.
-func TestAnswersInAnOutage(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	rules := rulesFile(t, policyRules)
-	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s", "HOLD_KEYS=the-key-of-the-tests"}, "--config", rules)
-	s.eventually("healthy", s.healthy)
-	keys := []string{"open", "closed", "local"}
-	for _, key := range keys {
-		for range 7 {
-			s.post(key, "known")
-		}
-	}
-	for range 3 {
-		s.post("local", "half")
-	}
-	redis.Signal(syscall.SIGSTOP)
-	s.eventually("the breaker is open", func() bool {
-		s.post("closed", "new")
-		_, text := s.get(s.debug + "/metrics")
-		return strings.Contains(text, "\nsluice_store_breaker_open 1\n") // its help begins with 1, too
-	})
-	for key, want := range map[string]string{
-		"open":   "OK: admitted by on_store_failure: open; the store has not answered for ",
-		"closed": "OVER_LIMIT: denied by on_store_failure: closed; the store has not answered for ",
-		"local":  "OK for 5 more tokens at this node, by on_store_failure: local; the store has not answered for ",
-	} {
-		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
-			t.Errorf("%s: no %q in\n%s", key, want, got)
-		}
-	}
-	// Of a key whose usage the node has read, its part is what was left.
-	if got := s.explained("d", "local=half"); !strings.Contains(got, "OK for 2 more tokens at this node") {
-		t.Errorf("a key of which 3 of 5 were used before:\n%s", got)
-	}
-	for key, n := range map[string]int{"local": 5, "slots": 1000} {
-		for range n {
-			s.post(key, "new")
-		}
-		if got := s.explained("d", key+"=new"); !strings.Contains(got, "OVER_LIMIT: denied by on_store_failure: local") {
-			t.Errorf("%s, when its part is used:\n%s", key, got)
-		}
-	}
-	redis.Signal(syscall.SIGCONT)
-	s.eventually("the log says that the store answers", func() bool {
-		s.post("closed", "new")
-		return strings.Contains(s.log(), "the store answers again")
-	})
-	redis.Kill()
-	redis.Run()
-	s.eventually("the log says that data was restored", func() bool {
-		s.post("open", "known")
-		return strings.Contains(s.log(), "the data of the store is restored")
-	})
-	if log := s.log(); !strings.Contains(log, "the store lost its data") || !manyAlone.MatchString(log) {
-		t.Error(log)
-	}
-	s.ends(syscall.SIGINT)
-	if !strings.Contains(s.log(), "SIGINT, or a second signal: the node stops without a drain") {
-		t.Error(s.log())
 	}
 }
 

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -29,7 +31,7 @@ import (
 
 // parseRequest reads "[domain=D] [hits=N] | descriptor; descriptor", where the part before | may be missing (domain
 // parity) and a descriptor is "key=value,key=value [hits=N] [refund] [limit=N/UNIT]".
-func parseRequest(t *testing.T, text string) *rls.RateLimitRequest {
+func parseRequest(t testing.TB, text string) *rls.RateLimitRequest {
 	t.Helper()
 	number := func(s string) uint64 {
 		n, err := strconv.ParseUint(s, 10, 64)
@@ -462,5 +464,112 @@ func TestParityEndpoints(t *testing.T) {
 		if n := strings.Count(s.log(), name); n != want {
 			t.Errorf("the log names %s %d times, want %d", name, n, want)
 		}
+	}
+}
+
+// The rows of envoyproxy/ratelimit's behaviour are exchanges with the binary, in testdata/parity.
+
+// exchange is a request and what must be answered: see parseRequest and describeAnswer.
+type exchange struct{ request, want string }
+
+// paritySection is a section of testdata/parity/exchanges.txt: default, files, fleet, and then one for each setting,
+// which is its title.
+type paritySection struct {
+	title      string
+	exchanges  []exchange
+	statistics map[string]int // nil: none are looked at
+}
+
+// parityScript reads the sections.
+func parityScript(t *testing.T) (all []paritySection) {
+	t.Helper()
+	for line := range strings.Lines(read(t, "cmd/sluice/testdata/parity/exchanges.txt")) {
+		line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), "  # ")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if title, ok := strings.CutPrefix(line, "== "); ok {
+			all = append(all, paritySection{title: title})
+			continue
+		}
+		x := &all[len(all)-1]
+		if request, want, ok := strings.Cut(line, " => "); ok {
+			x.exchanges = append(x.exchanges, exchange{request, want})
+			continue
+		}
+		name, value, ok := strings.Cut(line, " = ")
+		n, err := strconv.Atoi(value)
+		if !ok || err != nil {
+			t.Fatalf("what is %q?", line)
+		}
+		if x.statistics == nil {
+			x.statistics = map[string]int{}
+		}
+		x.statistics[name] = n
+	}
+	if len(all) < 12 || len(all[0].exchanges) < 60 || len(all[0].statistics) < 40 {
+		t.Fatalf("%d sections, %d exchanges", len(all), len(all[0].exchanges))
+	}
+	return all
+}
+
+// parityPrometheus are lines of /metrics after the exchanges.
+var parityPrometheus = []string{
+	`ratelimit_service_rate_limit_total_hits{domain="parity",key1="deep",key2="er"} 1`,
+	`ratelimit_service_rate_limit_near_limit{domain="parity",key1="near",key2=""} 8`,
+	`ratelimit_service_rate_limit_over_limit{domain="parity",key1="near",key2=""} 34`,
+	`ratelimit_service_rate_limit_within_limit{domain="files",key1="named_x",key2=""} 1`,
+	`ratelimit_service_rate_limit_shadow_mode{domain="parity",key1="shadow",key2=""} 1`,
+	`ratelimit_service_should_rate_limit_error{err_type="service_error"} 4`,
+	`ratelimit_service_config_load_success 1`,
+	`ratelimit_service_config_load_error 0`,
+}
+
+// lineSink is a statsd server for one client.
+type lineSink struct {
+	port  string
+	ended chan map[string]int
+}
+
+func newLineSink(t *testing.T) *lineSink {
+	l := listens(t)
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	k := &lineSink{port, make(chan map[string]int, 10)}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			sums := map[string]int{}
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+				name, rest, _ := strings.Cut(lines.Text(), ":")
+				value, kind, _ := strings.Cut(rest, "|")
+				n, _ := strconv.Atoi(value)
+				if kind == "ms" {
+					n = 1
+				}
+				sums[name] += n
+			}
+			conn.Close()
+			k.ended <- sums
+		}
+	}()
+	return k
+}
+
+// env has a server send all at its end.
+func (k *lineSink) env() []string {
+	return []string{"USE_STATSD=1", "STATSD_HOST=127.0.0.1", "STATSD_PORT=" + k.port, "STATS_FLUSH_INTERVAL=1h", "EXTRA_TAGS=team:edge,az:a"}
+}
+
+// sums waits until a server has closed its connection, and returns the sum of each name; of times, how many there were.
+func (k *lineSink) sums(t *testing.T) map[string]int {
+	select {
+	case sums := <-k.ended:
+		return sums
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing was sent, or the connection stays open")
+		return nil
 	}
 }

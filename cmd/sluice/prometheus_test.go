@@ -109,8 +109,8 @@ func (f *fleet) prometheus(rules ...string) (address string) {
 		text += "- " + path + "\n"
 	}
 	text += "scrape_configs:\n- job_name: sluice\n  static_configs: [{targets: [" + strings.Join(targets, ",") + "]}]\n"
-	writeFile(f.T, config, text)
-	address = "127.0.0.1:" + freePort(f.T)
+	writeFile(f.TB, config, text)
+	address = "127.0.0.1:" + freePort(f.TB)
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
 		f.Fatal("there is no prometheus here, and this test needs one: make deps")

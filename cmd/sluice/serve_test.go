@@ -2,137 +2,30 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
-	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	spanpb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
-
-// What the README shows: 200, 200, 200, 429, with nothing configured.
-func TestServeOutOfTheBox(t *testing.T) {
-	s := serve(t, nil)
-	var got []int
-	for range 4 {
-		got = append(got, s.postBody(exampleRequest))
-	}
-	// The hour may end between two of them; then it is four times 200.
-	if fmt.Sprint(got) != "[200 200 200 429]" && time.Now().Minute() != 0 {
-		t.Errorf("got %v", got)
-	}
-	if got := s.overGRPC()(parseRequest(t, "domain=example | user=alice")); got != "OK [OK 5/HOUR left 4]" {
-		t.Error(got)
-	}
-	for path, want := range map[string]string{
-		"/":                    "/rlconfig",
-		"/rlconfig":            "example.user_alice: unit=HOUR requests_per_unit=5",
-		"/stats":               "ratelimit.service.rate_limit.example.user.over_limit: 1",
-		"/metrics":             `ratelimit_service_rate_limit_over_limit{domain="example",key1="user",key2=""} 1`,
-		"/console/state":       `"leases":2,`, // keys tracked
-		"/debug/pprof/cmdline": "serve",
-	} {
-		if code, body := s.get(s.debug + path); code != 200 || !strings.Contains(body, want) {
-			t.Errorf("%s: %d without %q:\n%s", path, code, want, body)
-		}
-	}
-}
-
-// Metrics have the names of a mapping file. A file that is missing costs no start, and the log says so.
-func TestMappingFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "mapping.yaml")
-	mapped := func(want string) *sluice {
-		s := serve(t, []string{"PROMETHEUS_MAPPER_YAML=" + file})
-		s.postBody(exampleRequest)
-		if _, body := s.get(s.debug + "/metrics"); !strings.Contains(body, "\n"+want+"\n") {
-			t.Errorf("no %s in\n%s", want, body)
-		}
-		return s
-	}
-	log := mapped(`ratelimit_service_rate_limit_total_hits{domain="example",key1="user",key2=""} 1`).log()
-	if !strings.Contains(log, "PROMETHEUS_MAPPER_YAML was not read") || !strings.Contains(log, file) {
-		t.Errorf("of a missing file, the log says\n%s", log)
-	}
-	writeFile(t, file, "mappings:\n- {match: ratelimit.service.rate_limit.*.*.total_hits, name: hits, labels: {rule: $2}}\n")
-	if log := mapped(`hits{rule="user"} 1`).log(); strings.Contains(log, "PROMETHEUS_MAPPER_YAML") {
-		t.Errorf("of a good file, the log says\n%s", log)
-	}
-}
-
-func TestReload(t *testing.T) {
-	root := t.TempDir()
-	file := filepath.Join(root, "sub", "config", "a.yaml")
-	writeFile(t, file, rules(1))
-	s := serve(t, []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=sub", "RUNTIME_WATCH_ROOT=false"})
-	if got := s.post("k", "x"); got != 200 {
-		t.Fatal(got)
-	}
-	if got := s.post("k", "x"); got != 429 {
-		t.Fatal(got)
-	}
-	writeFile(t, file, rules(1)+"  oops: 1\n")
-	s.eventually("the bad rules are refused", func() bool { return strings.Contains(s.log(), "unknown key 'oops'") })
-	if !strings.Contains(s.log(), "a.yaml:5:3") {
-		t.Error("the log does not say where")
-	}
-	if got := s.post("k", "y"); got != 200 {
-		t.Errorf("the old rules are gone: %d", got)
-	}
-	writeFile(t, file, rules(2))
-	s.eventually("the new rules are in force", func() bool {
-		_, body := s.get(s.debug + "/rlconfig")
-		return strings.Contains(body, "requests_per_unit=2")
-	})
-	if got := s.post("k", "x"); got != 429 && got != 200 {
-		t.Error(got)
-	}
-	_, stats := s.get(s.debug + "/stats")
-	for _, want := range []string{"config_load_success: 2", "config_load_error: 1", "k.total_hits: 4"} {
-		if !strings.Contains(stats, want) {
-			t.Errorf("no %q in\n%s", want, stats)
-		}
-	}
-	writeFile(t, file, rules(2)+"  coordination: {audit: true, mode: routing}\n")
-	s.eventually("what has no effect here is named", func() bool {
-		return strings.Contains(s.log(), "audit: true has no effect") && strings.Contains(s.log(), "PEERS is not set")
-	})
-}
-
-// With RUNTIME_WATCH_ROOT, a set of files changes when the link is swapped,
-// and not before.
-func TestReloadBySwap(t *testing.T) {
-	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, "v1/config/a.yaml"), rules(1))
-	writeFile(t, filepath.Join(dir, "v2/config/a.yaml"), rules(2))
-	current := filepath.Join(dir, "current")
-	if err := os.Symlink("v1", current); err != nil {
-		t.Fatal(err)
-	}
-	s := serve(t, []string{"RUNTIME_ROOT=" + current})
-	writeFile(t, filepath.Join(dir, "v1/config/a.yaml"), rules(7))
-	time.Sleep(time.Second) // in which it would be loaded
-	if err := os.Symlink("v2", current+".new"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(current+".new", current); err != nil {
-		t.Fatal(err)
-	}
-	s.eventually("the swap is seen", func() bool {
-		_, body := s.get(s.debug + "/rlconfig")
-		return strings.Contains(body, "requests_per_unit=2")
-	})
-	if _, body := s.get(s.debug + "/stats"); !strings.Contains(body, "config_load_success: 2\n") {
-		t.Errorf("the change before the swap was loaded too:\n%s", body)
-	}
-}
 
 // A node drains, also if the reader of its log has ended.
 func TestDrain(t *testing.T) {
@@ -173,38 +66,165 @@ func TestDrain(t *testing.T) {
 	s.ends(syscall.SIGTERM) // a second one ends the wait
 }
 
-// A first config that is bad: no start, unless told so; then healthy, unless told that
-// there must be rules.
-func TestBadFirstConfig(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "a.yaml")
-	writeFile(t, file, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: eon, requests_per_unit: 1}}]\n")
-	out, err := command(nil, "serve", "--config", dir, "--port=0", "--grpc-port=0", "--debug-port=0").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "a.yaml:2:43: invalid rate limit unit 'eon'") {
-		t.Errorf("%v:\n%s", err, out)
+// The first request after health succeeds is decided by the store, over TLS as well, on an existing connection:
+// dialling would take longer than a decision may. The test does not measure the time, because a busy machine
+// may delay any decision for more than 15 ms.
+func TestFirstRequestIsNoFallback(t *testing.T) {
+	const starts = 5
+	i := redistest.NewAuthority(t)
+	i.Leaf("redis", time.Hour, "localhost")
+	port := freePort(t)
+	store := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
+		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "no")
+	rules := rulesFile(t, patient("domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"))
+	fallbacks := 0
+	for n := range starts {
+		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "DRAIN_TIME=0s"}, "--config", rules)
+		ask := s.overGRPC()
+		s.untilHealthy()
+		before := connectionsOf(store)
+		if got := ask(request("k", strconv.Itoa(n))); !strings.HasPrefix(got, "OK") {
+			t.Error(got)
+		}
+		if s.metric(`sluice_decision_sources_total{source="claim"}`) != 1 {
+			fallbacks++
+		}
+		if made := connectionsOf(store) - before - 1; made > 0 { // the one is to ask for this
+			t.Errorf("%d connections to the store were made for the first request", made)
+		}
+		s.ends(syscall.SIGKILL)
 	}
-	s := serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true"}, "--config", dir)
-	s.untilHealthy()
-	if got := s.post("k", "x"); got != 503 {
-		t.Errorf("a request without rules: %d", got)
+	if fallbacks > 0 {
+		t.Errorf("%d of %d first requests after health were not decided by the store", fallbacks, starts)
 	}
-	s = serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"}, "--config", dir)
-	if code, _ := s.get(s.http + "/healthcheck"); code != 500 {
-		t.Errorf("healthy without rules: %d", code)
-	}
-	writeFile(t, file, rules(1))
-	s.eventually("healthy", s.healthy)
 }
 
-func TestUnixSocket(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "rls.sock")
-	s := serve(t, []string{"GRPC_UDS=" + path})
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// connectionsOf is how many connections a Redis has accepted.
+func connectionsOf(s *redistest.Server) (n int) {
+	for line := range strings.Lines(s.Info("stats")) {
+		if text, ok := strings.CutPrefix(line, "total_connections_received:"); ok {
+			n, _ = strconv.Atoi(strings.TrimSpace(text))
+		}
+	}
+	return n
+}
+
+// An error repeats a line of what came at most.
+func TestHostileErrorsAreShort(t *testing.T) {
+	s := serve(t, nil)
+	long := strings.Repeat("x", 100_000)
+	quoted, err := json.Marshal(long + "\n" + long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	if _, err := healthpb.NewHealthClient(conn).Check(context.Background(), &healthpb.HealthCheckRequest{}); err != nil {
-		t.Fatalf("%v\n%s", err, s.log())
+	for _, body := range []string{
+		long, `{` + string(quoted) + `:1}`, `{"domain":` + long, `{"domain":"d","descriptors":[{"limit":{"unit":` + string(quoted[:100_000]) + `"}}]}`,
+		`{"domain":"d","descriptors":[{"entries":[{"key":"k"}],"hitsAddend":"` + long + `"}]}`, strings.Repeat("[", 100_000),
+	} {
+		code, answer, err := hostile.Post(s.http, body)
+		if err != nil || code != 400 || len(answer) > 300 || strings.Count(answer, "\n") > 1 {
+			t.Errorf("%.40s...: %d, %d bytes (%v): %.300s", body, code, len(answer), err, answer)
+		}
+	}
+	for _, path := range []string{"/explain?domain=" + long[:10_000] + "&entry=a", "/explain?domain=d&entry=" + "=" + long[:10_000]} {
+		if code, answer := s.get(s.debug + path); code != 400 || len(answer) > 300 {
+			t.Errorf("%.40s...: %d, %d bytes", path, code, len(answer))
+		}
+	}
+}
+
+// spanSink is an OpenTelemetry collector.
+type spanSink struct {
+	collector.UnimplementedTraceServiceServer
+	got chan *collector.ExportTraceServiceRequest
+}
+
+func (s *spanSink) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	s.got <- r
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func (s *spanSink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var m collector.ExportTraceServiceRequest
+	if err == nil {
+		err = proto.Unmarshal(body, &m)
+	}
+	if err != nil || r.URL.Path != "/v1/traces" {
+		http.Error(w, fmt.Sprint(r.URL.Path, err), http.StatusBadRequest)
+		return
+	}
+	s.got <- &m
+}
+
+// listen serves it over a protocol and returns its OTEL_EXPORTER_OTLP_ENDPOINT.
+func (s *spanSink) listen(t *testing.T, protocol string) string {
+	if protocol == "http" {
+		web := httptest.NewServer(s)
+		t.Cleanup(web.Close)
+		return web.URL
+	}
+	l := listens(t)
+	g := grpc.NewServer()
+	collector.RegisterTraceServiceServer(g, s)
+	go g.Serve(l)
+	t.Cleanup(g.Stop)
+	return "http://" + l.Addr().String()
+}
+
+// Calls whose callers sample them are traced, whatever headers say so; those
+// whose callers do not are not; and the rate decides on the others.
+func TestTracing(t *testing.T) {
+	for _, protocol := range []string{"http", "grpc"} {
+		t.Run(protocol, func(t *testing.T) {
+			sink := &spanSink{got: make(chan *collector.ExportTraceServiceRequest, 100)}
+			s := serve(t, []string{
+				"TRACING_ENABLED=true", "TRACING_EXPORTER_PROTOCOL=" + protocol, "TRACING_SAMPLING_RATE=0", "TRACING_SERVICE_NAME=limits",
+				"OTEL_EXPORTER_OTLP_ENDPOINT=" + sink.listen(t, protocol), "DRAIN_TIME=0s",
+			})
+			const w3c, b3, unsampled = "0af7651916cd43dd8448eb211c80319c", "80f198ee56343ba864fe8b2a57d3eff7", "11f198ee56343ba864fe8b2a57d3eff7"
+			client := rls.NewRateLimitServiceClient(s.dial())
+			for _, headers := range [][]string{
+				{"traceparent", "00-" + w3c + "-b7ad6b7169203331-01"},
+				{"b3", b3 + "-e457b5a2e4d86bd1-1"},
+				{"traceparent", "00-" + unsampled + "-b7ad6b7169203331-00"},
+				nil,
+			} {
+				ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(context.Background(), headers...), 5*time.Second)
+				q := request("user", "very-secret-value")
+				q.Domain = "example"
+				if _, err := client.ShouldRateLimit(ctx, q); err != nil {
+					t.Error(err)
+				}
+				cancel()
+			}
+			s.do(http.MethodPost, s.http+"/json", exampleRequest, "X-B3-TraceId", b3, "X-B3-SpanId", "e457b5a2e4d86bd2", "X-B3-Sampled", "1")
+			s.ends(syscall.SIGTERM) // it sends what waits
+			close(sink.got)
+			got := map[string]*spanpb.Span{}
+			for m := range sink.got {
+				if text := fmt.Sprint(m); !strings.Contains(text, `"limits"`) || strings.Contains(text, "very-secret-value") {
+					t.Errorf("spans without the service's name, or with a descriptor's value:\n%s", text)
+				}
+				for _, r := range m.ResourceSpans {
+					for _, scope := range r.ScopeSpans {
+						for _, span := range scope.Spans {
+							got[fmt.Sprintf("%x %x", span.TraceId, span.ParentSpanId)] = span
+						}
+					}
+				}
+			}
+			for _, want := range []string{w3c + " b7ad6b7169203331", b3 + " e457b5a2e4d86bd1", b3 + " e457b5a2e4d86bd2"} {
+				span := got[want]
+				if span == nil {
+					t.Errorf("no span of %s in %v", want, got)
+				} else if text := fmt.Sprint(span); !strings.Contains(text, `"ratelimit.code"`) || !strings.Contains(text, `"example"`) || !strings.Contains(text, `"lease"`) && !strings.Contains(text, `"claim"`) {
+					t.Errorf("the span does not say what was decided: %s", text)
+				}
+			}
+			if len(got) != 3 {
+				t.Errorf("%d spans, want 3: %v", len(got), got)
+			}
+		})
 	}
 }

@@ -1,20 +1,28 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -25,84 +33,23 @@ func TestBadSettings(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "a.yaml"), rules(1))
 	holds := filepath.Join(t.TempDir(), "holds.yaml")
 	writeFile(t, holds, heldRules)
-	held := []string{"--config", holds}
 	_, port, _ := net.SplitHostPort(listens(t).Addr().String())
-	const pushed, usual = "CONFIG_TYPE=GRPC_XDS_SOTW", "REDIS_URL=localhost:6379"
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
 	i.Leaf("old", -time.Hour, "localhost")
 	i.Leaf("other", time.Hour, "localhost")
 	writeFile(t, i.File("empty"), "")
-	secured := func(cert, key string, more ...string) []string {
-		return append([]string{"GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=" + cert, "GRPC_SERVER_TLS_KEY=" + key}, more...)
-	}
-	cert, key := i.File("server.crt"), i.File("server.key")
-	for name, c := range map[string]struct {
-		env  []string
-		args []string
-		want string
-	}{
-		"port in use":            {nil, []string{"--host=127.0.0.1", "--port=" + port}, "cannot open the HTTP (HOST, PORT) port: listen tcp 127.0.0.1:" + port},
-		"no such path":           {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
-		"a bad time":             {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
-		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
-		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
-		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
-		"no such store":          {[]string{"STORE_URL=mysql://host/db"}, nil, `STORE_URL begins with "mysql", must begin with one of redis, rediss, postgres, `},
-		"a store's address":      {[]string{"STORE_URL=host:6379"}, nil, `begins with "host:6379"`},
-		"a store's port":         {[]string{"STORE_URL=redis://host:port"}, nil, "STORE_URL"},
-		"a database's port":      {[]string{"STORE_URL=postgres://h:port/d"}, nil, "not a valid PostgreSQL URL"},
-		"two stores":             {[]string{"STORE_URL=postgres://localhost/db", usual}, nil, "both set"},
-		"no collector":           {[]string{"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=::4318"}, nil, `OTEL_EXPORTER_OTLP_ENDPOINT is "::4318", must be a URL such as http://collector:4318`},
-		"pushed, no number":      {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
-		"pushed, factor":         {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=2"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR 2"},
-		"pushed, retry":          {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=0s"}, nil, "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is 0s"},
-		"pushed, metadata":       {[]string{pushed, "CONFIG_GRPC_XDS_NODE_METADATA={"}, nil, "CONFIG_GRPC_XDS_NODE_METADATA is"},
-		"pushed, headers":        {[]string{pushed, "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=s3cret"}, nil, "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS must be"},
-		"pushed, certificate":    {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT /nowhere"},
-		"pushed, authority":      {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /nowhere"},
-		"pushed, additions":      {[]string{pushed, "CONFIG_GRPC_XDS_ADDITIONS=/nowhere"}, nil, "CONFIG_GRPC_XDS_ADDITIONS"},
-		"TLS, out of date":       {secured(i.File("old.crt"), i.File("old.key")), nil, "old.crt is good from"},
-		"TLS, another key":       {secured(cert, i.File("other.key")), nil, "GRPC_SERVER_TLS_KEY " + i.File("other")},
-		"TLS, no certificate":    {secured("", key), nil, "must name the certificate"},
-		"TLS, no file":           {secured("/nowhere", key), nil, "/nowhere: no such file"},
-		"TLS, no authority":      {secured(cert, key, "GRPC_CLIENT_TLS_CACERT="+i.File("empty")), nil, "GRPC_CLIENT_TLS_CACERT: " + i.File("empty")},
-		"TLS, any client":        {secured(cert, key, "GRPC_CLIENT_TLS_SAN=envoy"), nil, "any client can claim the name"},
-		"no TLS":                 {[]string{"GRPC_CLIENT_TLS_CACERT=" + i.File("ca.crt")}, nil, "clients would not be checked"},
-		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
-		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
-		"a header of two words":  {[]string{"LIMIT_REQUEST_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=The Limit"}, nil, `LIMIT_LIMIT_HEADER is "The Limit", must be the name of a header`},
-		"redis list":             {[]string{"REDIS_URL=main,s1:26379"}, nil, `REDIS_URL is "main,s1:26379", a list, and REDIS_TYPE is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list`},
-		"redis url":              {[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=main,redis://:secret@s1:26379"}, nil, `REDIS_URL has the address "...@s1:26379", must be host:port; a password belongs in REDIS_AUTH, and one of sentinels in REDIS_SENTINEL_AUTH`},
-		"redis option":           {[]string{"REDIS_URL=redis://x:1/2?db=3&pool_size=9"}, nil, `REDIS_URL has the option "pool_size", and only db and skip_verify have an effect`},
-		"redis cert":             {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
-		"config type":            {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
-		"pushed rules and files": {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW"}, held, "CONFIG_TYPE is GRPC_XDS_SOTW, and --config is \"" + holds},
-		"additions to files":     {[]string{"CONFIG_GRPC_XDS_ADDITIONS=/nowhere"}, nil, `CONFIG_GRPC_XDS_ADDITIONS is "/nowhere", and CONFIG_TYPE is not GRPC_XDS_SOTW`},
-		"memcache":               {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone"},
-		"backend":                {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
-		"local cache":            {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
-		"deadline":               {[]string{"COORDINATION_STORE_DEADLINE=50ms"}, nil, "write coordination: {store_deadline: 50ms} at the root of each file of rules"},
-		"tags":                   {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
-		"max keys":               {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
-		"max wait":               {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
-		"peers 1":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, nil, "without PEER_SECRET or PEER_TLS_CERT"},
-		"peers 2":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, nil, `PEER_ADDR is ""`},
-		"peers of no address":    {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=0.0.0.0:1"}, nil, `PEER_ADDR is "0.0.0.0:1", and with PEERS it must be the HOST:PORT of this node as peers see it`},
-		"peers 3":                {[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, nil, `PEERS is "zookeeper:a:1"`},
-		"peers 5":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, nil, "PEER_TLS_CERT"},
-		"peers 6":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, nil, "PEER_SECRET has 6 bytes, must have at least 16"},
-		"holds, a store":         {[]string{"REDIS_URL=127.0.0.1:1"}, held, "set HOLD_KEYS at all nodes"},
-		"holds, short":           {[]string{"HOLD_KEYS=short"}, held, "HOLD_KEYS: a key is shorter than 16 bytes"},
-		"holds, no file":         {[]string{"HOLD_KEYS=@/nowhere"}, held, "HOLD_KEYS: open /nowhere"},
-		"holds, no keys":         {[]string{"HOLD_KEYS=@/dev/null"}, held, "there is no key"},
-		"holds, too many":        {[]string{"HOLD_KEYS=" + strings.Repeat("0123456789abcdef,", 5)}, held, "more than 4 keys"},
-		"holds, no secret":       {[]string{"PEERS=static:127.0.0.1:2", "PEER_ADDR=127.0.0.1:1"}, held, "HOLD_KEYS"},
-		"a copy among the rules": {[]string{"CONFIG_LAST_GOOD_FILE=" + filepath.Join(dir, "copy")}, []string{"--config", dir}, "put it elsewhere"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if said := refused(t, c.env, c.args...); !strings.Contains(said, c.want) {
-				t.Errorf("want %q:\n%s", c.want, said)
+	vars := map[string]string{"DIR": dir, "HOLDS": holds, "PORT": port, "CERTS": filepath.Dir(i.File("ca.crt"))}
+	for line := range strings.Lines(read(t, "cmd/sluice/testdata/refused.txt")) {
+		line, want, is := strings.Cut(strings.TrimSpace(line), " => ")
+		if !is {
+			continue
+		}
+		t.Run(line, func(t *testing.T) {
+			env, args := settingsOf(strings.Fields(os.Expand(line, func(name string) string { return vars[name] })))
+			want := os.Expand(want, func(name string) string { return vars[name] })
+			if said := refused(t, env, args...); !strings.Contains(strings.ReplaceAll(said, "\n", `\n`), want) {
+				t.Errorf("want %q:\n%s", want, said)
 			}
 		})
 	}
@@ -131,33 +78,6 @@ func exitCode(said string) int {
 		return 1
 	}
 	return 2
-}
-
-// No error about a store's settings has a password of its URL, whatever the fault is.
-func TestWrongURLsKeepTheirPassword(t *testing.T) {
-	for _, env := range []string{
-		"REDIS_URL=user:hunter2@r:6379",
-		"REDIS_URL=redis://user:hunter2/x@r:6379",
-		"REDIS_URL=redis://user:hunter2#x@r:6379",
-		"REDIS_URL=redis://user:%hunter2@r:6379",
-		"REDIS_URL=http://user:hunter2@r:6379",
-		"REDIS_TYPE=CLUSTER REDIS_URL=redis://:hunter2@a:6379,redis://:hunter2@b:6379",
-		"REDIS_TYPE=SENTINEL REDIS_URL=redis://:hunter2@a:6379",
-		"REDIS_TYPE=SENTINEL REDIS_URL=master,redis://:hunter2@a:6379",
-		"REDIS_SOCKET_TYPE=unix REDIS_URL=user:hunter2@r:6379",
-		"STORE_URL=user:hunter2@db:5432",
-		"STORE_URL=host=db&password=hunter2",
-		"STORE_URL=postgres://user:hunter2/x@db/limits",
-		"STORE_URL=postgres://user:hunter2@db:port/limits",
-		"STORE_URL=postgres://db/limits?password=hunter2&pool_max_conns=x",
-		"STORE_URL=postgres://db/limits?password=hunter2&sslmode=x",
-		"STORE_URL=postgres://user:hunter2@db/limits?connect_timeout=x",
-		"STORE_URL=etcd://user:hunter2@e",
-		"STORE_URL=etcd://user:hunter2@e:2379?tls=x",
-		"STORE_URL=etcd://hunter2@e:2379",
-	} {
-		t.Run(env, func(t *testing.T) { refused(t, strings.Fields(env)) })
-	}
 }
 
 // A setting of an earlier release is refused with the advice for it, unless it is empty; and none that exists is.
@@ -264,6 +184,166 @@ func TestHostsMayBeIPv6(t *testing.T) {
 		host, port, _ := net.SplitHostPort(addr)
 		if o, _, err := f.options(nil); err != nil || o.Addr != net.JoinHostPort(host, port) || f.Addr != o.Addr {
 			t.Errorf("PEER_ADDR=%s: its name is %q (%q), %v", addr, o.Addr, f.Addr, err)
+		}
+	}
+}
+
+// docs/reference/settings.md and the schema of settings files are what the settings make them.
+func TestSettingsPage(t *testing.T) {
+	for page, flag := range map[string]string{"docs/reference/settings.md": "--markdown", "docs/reference/settings.schema.json": "--schema"} {
+		if _, out, errs := runLine("settings", flag); out != read(t, page) {
+			t.Errorf("%s is not what sluice settings %s prints (%s): make settings", page, flag, errs)
+		}
+	}
+}
+
+// No form of a secret is printed.
+func TestSettingsMaskSecrets(t *testing.T) {
+	for env, values := range map[string]string{
+		"ADMIN_TOKEN": "hunter2", "PEER_SECRET": "hunter2", "REDIS_AUTH": "hunter2", "REDIS_SENTINEL_AUTH": "hunter2",
+		"HOLD_KEYS": "hunter2hunter2hunter2", "REDIS_URL": "user:hunter2@r:6379",
+		"STORE_URL": "postgres://db/limits?user=u&password=hunter2 postgres://u@db/limits?sslpassword=hunter2 " +
+			"redis://:hunter2@a:1,redis://:hunter2@b:1 redis://u:1/hunter2@r:1 password=hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "token:hunter2",
+	} {
+		t.Run(env, func(t *testing.T) {
+			for value := range strings.FieldsSeq(values) {
+				t.Setenv(env, value)
+				_, out, errs := runLine("settings")
+				if !strings.Contains(out, env) || strings.Contains(out+errs, "hunter2") {
+					t.Errorf("of %s it is shown: %s", value, errs)
+				}
+			}
+		})
+	}
+}
+
+func TestBadSettingsFiles(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"ports: {prot: 1}\n":            `:1: section "ports" has no setting "prot"; did you mean 'port'?`,
+		"port: {port: 1}\n":             `:1: there is no section "port"`,
+		"\nports: {port: http}\n":       `--port: expected a valid 16 bit uint but got "http"`,
+		"ports: [1]\n":                  ":1: this must be a map of names",
+		"a":                             ":1: this must be a map of names",
+		"store:\n  redis_url: [a, b]\n": ":2: redis_url must be a single value",
+		"ports: {port: 1, PORT: 2}\n":   ":1: PORT is set twice",
+		"ports: {rlqs: false}\n":        ":1: rlqs is \"false\", and this release does not have it: unset it",
+		"store: {grpc_port: 1}\n":       `section "store" has no setting "grpc_port"`,
+		"log: {log_level: loud}\n":      "LOG_LEVEL",
+		"limits: {max_memory: 1GB}\n":   "MAX_MEMORY",
+		"log: {log_level: warn}\n---\nanswers: {shadow_mode: true}\n": ":2: here starts a second document",
+		"log: {log_level: warn}\n---\n[":                              "here starts a second document",
+		"ports: {port: 1\n":                                           "--settings",
+	} {
+		file := filepath.Join(dir, "sluice.yaml")
+		writeFile(t, file, text)
+		if code, _, errs := runLine("settings", "--settings", file); code == 0 || !strings.Contains(errs, want) || len(errs) > 4<<10 {
+			t.Errorf("%.40q: %d %.300s, want %s", text, code, errs, want)
+		}
+	}
+	if code, _, errs := runLine("settings", "--settings", filepath.Join(dir, "none")); code == 0 || !strings.Contains(errs, "no such file") {
+		t.Errorf("%d %s", code, errs)
+	}
+}
+
+// outageRule admits one token of each unit at a node while nothing answers: a tenth of ten.
+func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
+	r := &ratelimit.Rule{
+		Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: unit, Requests: 10},
+		Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
+	}
+	r.Coordination.OnStoreFailure = ratelimit.FailLocal
+	return r
+}
+
+// The ring's own budgets for outages follow the wall clock, as the base's do.
+func TestClockOfANodeInARing(t *testing.T) {
+	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
+	clock := func() ratelimit.Instant { return now }
+	base := local.New(100, now, wall)
+	r := newByMode(base, routing.New(base, routing.Options{Addr: "a:1"}, clock, wall), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // there is no wait for a ring without this node
+	rule := outageRule(ratelimit.Minute)
+	rule.Coordination.Mode = ratelimit.Routing
+	for _, x := range []struct {
+		ahead time.Duration
+		over  bool
+	}{{0, false}, {0, true}, {time.Minute, false}, {time.Minute, true}} {
+		r.SyncClock(now, wall.Add(x.ahead))
+		v := make([]ratelimit.Verdict, 1)
+		r.Decide(ctx, now, []ratelimit.Ask{{Rule: rule, Key: []byte("k"), Cost: 1}}, v)
+		if v[0].OverLimit != x.over || v[0].Reason != ratelimit.FallbackPeer {
+			t.Errorf("%v later: %+v, want over limit %v", x.ahead, v[0], x.over)
+		}
+	}
+}
+
+// Each command says what it is for, and has examples that are command lines of it.
+func TestEachCommandHasExamples(t *testing.T) {
+	t.Setenv("ADMIN_TOKEN", "x")
+	clitest.Examples(t, "sluice", new(commands), programOptions()...)
+}
+
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		if code, out, errs := runLine(args...); code != 0 || out == "" {
+			t.Errorf("%v: %d %s %s", args, code, out, errs)
+		}
+	}
+	code, out, _ := runLine("version", "--json")
+	var b built
+	if err := json.Unmarshal([]byte(out), &b); code != 0 || err != nil || b.Version == "" || b.Platform != runtime.GOOS+"/"+runtime.GOARCH {
+		t.Errorf("%d %v %s", code, err, out)
+	}
+}
+
+// The script for bash, as bash runs it; for zsh and fish, where they are installed, that they can read theirs.
+func TestCompletion(t *testing.T) {
+	dir := t.TempDir()
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, script, errs := runLine("completion", shell)
+		if code != 0 || !strings.Contains(script, "sluice completion-words") {
+			t.Errorf("%s: %d %s\n%.500s", shell, code, errs, script)
+		}
+		file := filepath.Join(dir, shell)
+		writeFile(t, file, script)
+		if _, err := exec.LookPath(shell); err != nil {
+			continue
+		}
+		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
+			t.Errorf("%s does not read its script: %v\n%s", shell, err, out)
+		}
+	}
+	for line, want := range map[string]string{
+		"sluice ch": "check", "sluice check --str": "--strict", "sluice expl": "explain", "sluice explain --deb": "--debug",
+		"sluice completion z": "zsh", "sluice admin re": "reset", "sluice --vers": "--version",
+	} {
+		words := strings.Fields(line)
+		script := fmt.Sprintf("sluice() { SLUICE_RUN_MAIN=1 %s \"$@\"; }; source %s; COMP_WORDS=(%s); COMP_CWORD=%d; _sluice; echo \"${COMPREPLY[*]}\"", os.Args[0], filepath.Join(dir, "bash"), line, len(words)-1)
+		out, err := exec.Command("bash", "-c", script).CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("%s is completed with %s (%v), want %s", line, out, err, want)
+		}
+	}
+	if code, _, errs := runLine("completion", "tcsh"); code != 2 || !strings.Contains(errs, "bash") {
+		t.Errorf("of a shell that is not known: %d %s", code, errs)
+	}
+}
+
+// The first help fits a terminal of 80 by 24.
+func TestHelpFitsAScreen(t *testing.T) {
+	code, out, errs := runLine("--help")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if code != 0 || len(lines) > 23 || len(slices.MaxFunc(lines, func(a, b string) int { return len(a) - len(b) })) > 80 {
+		t.Errorf("%d %s: %d lines\n%s", code, errs, len(lines), out)
+	}
+}
+
+func TestCalledAsRatelimit(t *testing.T) {
+	for line, want := range map[string]string{"/bin/ratelimit": "serve", "/sluice check x": "check x"} {
+		if got := strings.Join(arguments(strings.Fields(line)), " "); got != want {
+			t.Errorf("%s: %s", line, got)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (x *troubled) kept(ask func()) {
 	for _, n := range x.nodes {
 		text += " " + n.debug
 	}
-	writeFile(x.T, file, fmt.Sprintf("%s.\nRules: %s\nRedis: %s\n", text, x.file, x.server.Addr))
+	writeFile(x.TB, file, fmt.Sprintf("%s.\nRules: %s\nRedis: %s\n", text, x.file, x.server.Addr))
 	for end := time.Now().Add(exerciseTime()); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if _, err := os.Stat(file + ".done"); err == nil {
 			return

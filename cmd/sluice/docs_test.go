@@ -1,8 +1,11 @@
 package main
 
 import (
+	goflag "flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +14,67 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
+
+var rewrite = goflag.Bool("rewrite", false, "write testdata/mistakes.md anew, with what check says now")
+
+// A section of testdata/mistakes.md has files, and a command that is run on them.
+var (
+	mistakeBlock = regexp.MustCompile("(?s)```(yaml|text)\n(.*?)```\n")
+	mistakeFile  = regexp.MustCompile(`^# (rules/\S+)\n`)
+)
+
+// testdata/mistakes.md is what check says of at least forty realistic mistakes, one a
+// section. Every one of them fails under --strict.
+func TestMistakes(t *testing.T) {
+	page := read(t, "cmd/sluice/testdata/mistakes.md")
+	sections := strings.Split(page, "\n### ")
+	if n := len(sections) - 1; n < 40 {
+		t.Errorf("%d mistakes", n)
+	}
+	out := sections[0]
+	for _, section := range sections[1:] {
+		title, _, _ := strings.Cut(section, "\n")
+		t.Run(title, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			if err := os.Mkdir("rules", 0o755); err != nil {
+				t.Fatal(err)
+			}
+			got := playMistake(t, section)
+			if got != section && !*rewrite {
+				t.Errorf("now it says:\n%s", got)
+			}
+			out += "\n### " + got
+		})
+	}
+	if *rewrite {
+		if err := os.WriteFile("testdata/mistakes.md", []byte(out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// playMistake is a section with what its command says now.
+func playMistake(t *testing.T, section string) string {
+	t.Helper()
+	return mistakeBlock.ReplaceAllStringFunc(section, func(block string) string {
+		m := mistakeBlock.FindStringSubmatch(block)
+		if m[1] == "yaml" {
+			name, text := "rules.yaml", m[2]
+			if named := mistakeFile.FindStringSubmatch(text); named != nil {
+				name, text = named[1], strings.TrimPrefix(text, named[0])
+			}
+			writeFile(t, name, text)
+			return block
+		}
+		line, _, _ := strings.Cut(m[2], "\n")
+		args := strings.Fields(strings.TrimPrefix(line, "$ sluice "))
+		_, _, said := runLine(args...)
+		if code, _, _ := runLine(append(args, "--strict")...); code != 1 {
+			t.Errorf("with --strict the exit code is %d", code)
+		}
+		return "```text\n" + line + "\n" + strings.TrimSuffix(said, "\n") + "\n```\n"
+	})
+}
 
 // The table of docs/reference/rules.md about fleets that change node by node is what `sluice check --from` says.
 func TestDocsOfChanges(t *testing.T) {
@@ -104,5 +168,40 @@ func holdsTable(t *testing.T, page, name, want string) {
 		if err := os.WriteFile(top+page, []byte(before+begin+want+end+after), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The server has just the modules of docs/reference/dependencies.md, in those versions, and nothing of what measures.
+func TestDependencies(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}| {{.Path}} | {{.Version}} |{{end}}", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	slices.Sort(lines)
+	doc := read(t, "docs/reference/dependencies.md")
+	listed := strings.Count(doc, "\n| ") - strings.Count(doc, "\n| module ") // the heads of the tables
+	for _, module := range slices.Compact(lines) {
+		switch {
+		case module == "" || strings.HasPrefix(module, "| github.com/sluice-gate/sluice "):
+			continue
+		case strings.Contains(module, "gonum.org") || strings.Contains(module, "image"):
+			t.Errorf("%s is in the server: only what measures needs it", module)
+		case !strings.Contains(doc, "\n"+module):
+			t.Errorf("docs/reference/dependencies.md has no %s: review it, and add it with who can choose what it parses", module)
+		default:
+			listed--
+		}
+	}
+	if listed > 0 {
+		t.Errorf("docs/reference/dependencies.md lists %d modules that the server does not have", listed)
+	}
+}
+
+// A machine without a database of time zones has that of the binary.
+func TestZonesAreInTheBinary(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil || !slices.Contains(strings.Fields(string(out)), "time/tzdata") {
+		t.Errorf("the server does not have package time/tzdata (%v)", err)
 	}
 }
