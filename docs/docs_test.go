@@ -3,7 +3,6 @@
 package docs
 
 import (
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -18,8 +17,6 @@ import (
 	"strings"
 	"testing"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write docs/reference/evidence.md anew")
 
 // top is the repository.
 const top = "../"
@@ -51,8 +48,6 @@ func files(t *testing.T, f func(path string), ends ...string) {
 		t.Fatal(err)
 	}
 }
-
-const evidencePage = "docs/reference/evidence.md"
 
 // pages are the pages for users, by their path.
 func pages(t *testing.T) map[string]string {
@@ -88,43 +83,22 @@ func tests(t *testing.T) map[string][]string {
 	return all
 }
 
-// A line of promises.txt has a page, the end of a sentence there, and the tests that hold it. The page of evidence is made of
-// them: go test ./docs -run Evidence -rewrite.
+// A line of promises.txt has a page, the end of a sentence there, and the tests that hold it.
 func TestEvidence(t *testing.T) {
 	all, exist := pages(t), tests(t)
-	var page strings.Builder
-	page.WriteString("# Evidence\n\nThe promises of these pages, by the ends of their sentences, each with its tests: `go test ./... -run 'TestX'` runs one.\n")
-	of := ""
 	for line := range strings.Lines(read(t, "docs/promises.txt")) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(f) != 3 {
 			t.Fatalf("docs/promises.txt: %q has not three fields", line)
 		}
-		before, _, _ := strings.Cut(all[f[0]], f[1])
 		if n := strings.Count(all[f[0]], f[1]); n != 1 {
 			t.Errorf("docs/promises.txt: %s has %q %d times, must have it once: write how its sentence ends now", f[0], f[1], n)
-			continue
 		}
-		words := strings.Fields(linked.ReplaceAllString(before+f[1], "$1"))
 		for name := range strings.SplitSeq(f[2], ", ") {
 			if exist[name] == nil {
 				t.Errorf("docs/promises.txt: %s is held by %s, which is no test", f[0], name)
 			}
 		}
-		if f[0] != of {
-			page.WriteString("\n## " + f[0] + "\n\n")
-			of = f[0]
-		}
-		end := strings.TrimRight(strings.Join(words[max(0, len(words)-6):], " "), " .:|")
-		fmt.Fprintf(&page, "- ...%s: %s\n", end, f[2])
-	}
-	if *rewrite {
-		if err := os.WriteFile(top+evidencePage, []byte(page.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if read(t, evidencePage) != page.String() {
-		t.Errorf("%s is not what promises.txt makes it: go test ./docs -run Evidence -rewrite", evidencePage)
 	}
 }
 
@@ -136,7 +110,6 @@ func TestCommandsFindTheirTests(t *testing.T) {
 	pattern := regexp.MustCompile(`-(run|bench|fuzz) '?([^' ]+)'?`)
 	directory := regexp.MustCompile(`(?:^| )\./([\w/.]+)`)
 	texts := pages(t)
-	delete(texts, evidencePage)
 	makefile := strings.ReplaceAll(read(t, "Makefile"), "$$'", "$'")
 	texts["Makefile"] = strings.ReplaceAll(makefile, "$(GO) test", "go test")
 	seen := 0
@@ -188,7 +161,6 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	target := regexp.MustCompile("(?m)(?:`|^    )make ([a-z0-9-]+)")
 	makefile, all := read(t, "Makefile"), pages(t)
-	delete(all, evidencePage) // it quotes the others
 	for page, text := range all {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			file, anchor, _ := strings.Cut(m[1], "#")
@@ -351,7 +323,7 @@ func comments(t *testing.T, path string) (all string) {
 // the ledger, and so are comments.
 func TestPlainEnglish(t *testing.T) {
 	all, plain := pages(t), ""
-	for _, page := range []string{evidencePage, "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
+	for _, page := range []string{"CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
 		delete(all, page)
 	}
 	all["docs/reference/protocol.md"] = ledger.ReplaceAllString(all["docs/reference/protocol.md"], "store")
