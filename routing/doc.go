@@ -15,7 +15,7 @@
 // store_deadline. Then the rule's on_store_failure decides. Nodes that keep seeing different rings count
 // apart after some seconds, and decide so on keys of whose owner they do not agree.
 //
-// docs/explain/peers.md has the rules and the messages.
+// docs/reference/protocol.md, section 19, has the rules, and wire.proto the messages.
 //
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds busy keys: pure.

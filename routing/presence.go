@@ -73,7 +73,7 @@ func (c *core) bury(now instant) {
 	for _, m := range c.sorted() {
 		lastSeen := instant(m.lastSeen.Load())
 		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
-		// (docs/explain/peers.md). A node that has left may end before it has accepted all that was sent to it.
+		// (docs/explain/routing.md). A node that has left may end before it has accepted all that was sent to it.
 		if (m.holds || m.owes()) && now.Sub(lastSeen) > TakeOver {
 			changed = changed || m.alive
 			m.alive = false

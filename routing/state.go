@@ -24,8 +24,8 @@ import (
 // are arguments, and its own messages wait in its links. [Router] and [Stepped] drive it. It is safe for
 // concurrent use.
 //
-// Locks are taken in this order, and none is held while something waits (docs/explain/peers.md has those of
-// other packages too):
+// Locks are taken in this order, and none is held while something waits (docs/reference/protocol.md, section 19, has
+// those of other packages too):
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
@@ -53,7 +53,7 @@ type core struct {
 type identity struct {
 	options Options
 	// incarnation names this life of the process. Each numbers its parcels
-	// anew, so that one of an earlier life must not be taken for one of this (docs/explain/peers.md).
+	// anew, so that one of an earlier life must not be taken for one of this (docs/reference/protocol.md, 19).
 	incarnation uint64
 	began       instant
 }

@@ -62,7 +62,7 @@ func TestFailureModes(t *testing.T) {
 }
 
 // A node refuses calls because its answer would be late (UNAVAILABLE, which leaves Envoy undecided: see the
-// rows fail-open and fail-deny of docs/explain/stream-done.md). Each request through Envoy is answered 200.
+// rows fail-open and fail-deny of testdata/stream-done.md). Each request through Envoy is answered 200.
 func TestOverloadedNode(t *testing.T) {
 	needsLong(t)
 	w := (&world{

@@ -34,7 +34,7 @@ descriptors:
 const marker = "marker"
 
 // donePage has the rows that are run.
-const donePage = "../../docs/explain/stream-done.md"
+const donePage = "testdata/stream-done.md"
 
 // doneRow is a row of it.
 type doneRow struct {
