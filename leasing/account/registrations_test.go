@@ -5,47 +5,44 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // A registration lasts for its time from its last renewal, and is known to be over long after. What a store does not
 // have is not over.
 func TestRegistrations(t *testing.T) {
-	b, m := newBench(t, fixed(1)), newMoved(t, redistest.Shared(t))
 	const node, other, unknown = ratelimit.Holder(1 << 28), ratelimit.Holder(2 << 28), ratelimit.Holder(3 << 28)
-	for name, l := range map[string]Registrations{"memory": b.Memory, "Redis": m} {
-		register := func(h ratelimit.Holder) {
-			if err := l.Register(t.Context(), h); err != nil {
+	p := newPair(t, fixed(1))
+	for name, l := range map[string]Registrations{"memory": p.memory, "Redis": p.Redis} {
+		for _, s := range []struct {
+			after     time.Duration
+			registers ratelimit.Holder
+			over      []ratelimit.Holder
+		}{
+			{0, node, nil},
+			{3 * time.Second, other, nil},
+			{ratelimit.RegisteredFor - time.Microsecond, 0, nil},
+			{ratelimit.RegisteredFor, node, []ratelimit.Holder{node}},
+			{ratelimit.RegisteredFor + 3*time.Second, 0, []ratelimit.Holder{other}},
+			{overFor, other, []ratelimit.Holder{node, other}},
+			{overFor + 2*ratelimit.RegisteredFor, unknown, []ratelimit.Holder{node, other}},
+			{overFor + 4*ratelimit.RegisteredFor, 0, []ratelimit.Holder{unknown, other}}, // the first is dropped
+		} {
+			p.now = epochAt.Add(s.after)
+			got, err := l.Over(t.Context(), []ratelimit.Holder{node, unknown, other})
+			if err != nil || !slices.Equal(got, s.over) {
+				t.Errorf("%s: after %v, %v are over, %v; want %v", name, s.after, got, err, s.over)
+			}
+			if err := p.memory.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if s.registers == 0 {
+				continue
+			}
+			if err := l.Register(t.Context(), s.registers); err != nil {
 				t.Fatal(name, err)
 			}
 		}
-		is := func(after time.Duration, want ...ratelimit.Holder) {
-			t.Helper()
-			b.now = epochAt.Add(after)
-			m.now = b.now
-			got, err := l.Over(t.Context(), []ratelimit.Holder{node, unknown, other})
-			if err != nil || !slices.Equal(got, want) {
-				t.Errorf("%s: after %v, %v are over, %v; want %v", name, after, got, err, want)
-			}
-		}
-		is(0)
-		register(node)
-		is(3 * time.Second)
-		register(other)
-		is(ratelimit.RegisteredFor - time.Microsecond)
-		is(ratelimit.RegisteredFor, node)
-		register(node)
-		is(ratelimit.RegisteredFor+3*time.Second, other)
-		is(overFor, node, other)
-		register(other)
-		is(overFor+2*ratelimit.RegisteredFor, node, other)
-		register(unknown)
-		b.now = b.now.Add(2 * ratelimit.RegisteredFor)
-		if err := b.Sweep(t.Context()); err != nil { // what is over for so long is dropped
-			t.Fatal(err)
-		}
-		is(overFor+4*ratelimit.RegisteredFor, unknown, other)
 	}
 }
 

@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"flag"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,14 +24,18 @@ type drinkers struct {
 	ledger *account.Memory
 	now    instant
 	nodes  []*drinker
-	late   []func() // messages and answers under way, each with its time in times
-	times  []instant
+	late   []letter // messages and answers under way
 	// level is that of the bucket in truth, which spends at the instant of each admission. Invariant: what is admitted
 	// never takes it below 0.
 	level, credit float64 // credit is refunds, which may take effect at any time
 	calm          bool    // no refunds, losses, pauses nor crashes: they hide an excess
 	at            instant
 	admitted      tokens
+}
+
+type letter struct {
+	at instant
+	do func()
 }
 
 type drinker struct {
@@ -80,7 +86,8 @@ func (d *drinkers) spend(n tokens, admits bool) {
 	}
 	slack := 1e-6 * (1 + float64(d.limit.Requests))
 	if admits && d.level < -slack {
-		d.Fatalf("%d are admitted at %v, and the bucket has %g too few, of %v", n, time.Duration(d.now), -d.level, d.limit)
+		d.Fatalf("%d are admitted at %v, and the bucket has %g too few, of %v",
+			n, time.Duration(d.now), -d.level, d.limit)
 	}
 }
 
@@ -95,7 +102,10 @@ func (d *drinkers) claim(n *drinker) {
 	written := d.now
 	n.seq++
 	q := Asking{Now: d.now, Epoch: ratelimit.Epoch{ID: 1}}
-	c := account.Claim{Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need, Want: need + tokens(d.IntN(20))}
+	c := account.Claim{
+		Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need,
+		Want: need + tokens(d.IntN(20)),
+	}
 	n.Write(&n.last, uint32(n.seq), c, &q)
 	m := n.last
 	trip := []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond}[d.IntN(3)]
@@ -133,24 +143,20 @@ func (d *drinkers) claim(n *drinker) {
 func (d *drinkers) lost() bool { return !d.calm && d.IntN(5) == 0 }
 
 func (d *drinkers) in(after time.Duration, do func()) {
-	d.late, d.times = append(d.late, do), append(d.times, d.now.Add(after))
+	d.late = append(d.late, letter{d.now.Add(after), do})
 }
 
+// deliver delivers what is due, in the order of its time.
 func (d *drinkers) deliver() {
-	for {
-		first := -1
-		for i, at := range d.times {
-			if at <= d.now && (first < 0 || at < d.times[first]) {
-				first = i
-			}
-		}
-		if first < 0 {
+	first := func(a, b letter) int { return cmp.Compare(a.at, b.at) }
+	for len(d.late) > 0 {
+		l := slices.MinFunc(d.late, first)
+		if l.at > d.now {
 			return
 		}
-		do := d.late[first]
-		d.late = append(d.late[:first], d.late[first+1:]...)
-		d.times = append(d.times[:first], d.times[first+1:]...)
-		do()
+		i := slices.IndexFunc(d.late, func(x letter) bool { return x.at == l.at })
+		d.late = slices.Delete(d.late, i, i+1)
+		l.do()
 	}
 }
 
@@ -201,40 +207,36 @@ func TestBucketHistories(t *testing.T) {
 	}
 }
 
-// A request leaves while a later claim is under way. What was granted for it has refilled since its own claim.
-func TestReturnOfAnEarlierGrant(t *testing.T) {
-	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: 1, Requests: 10, Burst: 10}
-	now := instant(time.Hour)
-	ledger := account.NewMemory(func() ledgerTime { return ledgerTime(now / instant(time.Microsecond)) })
+// A claim that was written just before the node's clock called the epoch young is answered in the young epoch. It stated
+// no level: that the bucket was empty is not lost with it.
+func TestClaimThatIsOvertakenByAYoungEpoch(t *testing.T) {
+	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Multiplier: 1, Requests: 100, Burst: 100}
+	now, at := instant(time.Hour), ledgerTime(1_800_000_000_000_000)
+	ledger := account.NewMemory(func() ledgerTime { return at })
 	k := Entry{&Key{}, &Use{}}
 	k.Enter(now, &LedgerClock{At: 1}, &limit)
 	var seq uint64
-	returned := tokens(0)
-	claim := func(need tokens) (answer func()) {
+	send := func(need tokens, epoch ratelimit.Epoch, young bool) (account.Claim, bool) {
 		var m Message
 		seq++
-		spent := k.Spent
-		k.ReturnVain(now, &limit)
-		k.Wants(now, need, Sizing{Rule: &ratelimit.Rule{Limit: limit}, Nodes: 1})
-		returned += spent - k.Spent
+		k.Waits(need)
 		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}
-		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: ratelimit.Epoch{ID: 1}})
+		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: epoch, Young: young})
 		g := make([]account.Grant, 1)
 		if _, _, err := ledger.Settle(t.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
 			t.Fatal(err, g[0].Err)
 		}
-		return func() { k.Apply(&m, &g[0], &Answer{Now: now, Epoch: ratelimit.Epoch{ID: 1}}) }
+		applied := k.Apply(&m, &g[0], &Answer{Now: now, Epoch: epoch})
+		k.Granted = 0
+		return m.Claim, applied
 	}
-	k.Waits(5)
-	claim(5)()
-	now = now.Add(200 * time.Millisecond)
-	answer := claim(0)
-	k.Waits(0)
-	answer()
-	now = now.Add(10 * time.Millisecond)
-	claim(0)
-	// In 210 ms, 2.1 tokens have refilled.
-	if returned != 2 {
-		t.Errorf("%d of 5 are returned, and 3 may have refilled", returned)
+	send(100, ratelimit.Epoch{ID: 1}, false) // all of the bucket
+	ledger.Lose(nil, "2")
+	young := ratelimit.Epoch{ID: 2, Began: at, Ends: at.Add(ratelimit.YoungFor)}
+	if _, applied := send(1, young, false); applied {
+		t.Fatal("a grant in a young epoch counts")
+	}
+	if c, _ := send(0, young, true); c.Taken > 1 {
+		t.Errorf("the node states a level of at most %d, and the bucket was empty", c.Taken)
 	}
 }

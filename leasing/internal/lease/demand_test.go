@@ -35,7 +35,8 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 		d.Used, d.Refused = step.used, 7
 		d.Measure(at, step.waiting)
 		if d.PerSec != step.want {
-			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v", step.used, step.waiting, d.PerSec, step.want)
+			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v",
+				step.used, step.waiting, d.PerSec, step.want)
 		}
 		if d.Used != 0 || d.Refused != 0 {
 			t.Errorf("%d used and %d refused are counted again", d.Used, d.Refused)
@@ -85,7 +86,8 @@ func TestDemandBetweenClaims(t *testing.T) {
 		d.Used, d.Refused = c.used, c.refused
 		now := second.Add(c.after)
 		if got := d.Rate(now); got < c.least || got > c.most || got != d.Rate(now) {
-			t.Errorf("%v after a claim, with %d used and %d refused, the rate of 100 is %v, and not %v to %v", c.after, c.used, c.refused, got, c.least, c.most)
+			t.Errorf("%v after a claim, with %d used and %d refused, the rate of 100 is %v, and not %v to %v",
+				c.after, c.used, c.refused, got, c.least, c.most)
 		}
 	}
 	if got := (&Demand{}).Rate(second); got != 0 {
