@@ -16,6 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/table/tabletest"
 )
 
 var node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
@@ -142,9 +144,9 @@ func TestErrors(t *testing.T) {
 func TestDrop(t *testing.T) {
 	server := pgtest.Start(t)
 	s := prepared(t, server.URL())
-	now := s.now(t)
+	began := ledgertest.Snapshot(t, s)
+	now, life := began.Now, began.Life
 	minute := ratelimit.LedgerTime(time.Minute / time.Microsecond)
-	life := s.lifeNow(t)
 	write := func(over ratelimit.LedgerTime, n int) {
 		t.Helper()
 		for from := 0; from < n; from += 1000 {
@@ -163,14 +165,15 @@ func TestDrop(t *testing.T) {
 	const accounts = 16_000
 	write(now+minute, accounts)
 	size := func() int64 {
-		return server.Int("SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = 'sluice_accounts'::regclass")
+		return server.Int("SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits " +
+			"WHERE inhparent = 'sluice_accounts'::regclass")
 	}
 	most := size()
-	began := time.Now()
+	begun := time.Now()
 	if _, more, err := s.Drop(t.Context(), now+minute+2*partitionWidth); err != nil || more {
 		t.Fatal(more, err)
 	}
-	took := time.Since(began)
+	took := time.Since(begun)
 	if n := server.Int("SELECT count(*) FROM sluice_accounts"); n != 0 || took > time.Second {
 		t.Errorf("%d accounts are left after %v", n, took)
 	}
@@ -198,24 +201,6 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-func (s *Store) now(t *testing.T) ratelimit.LedgerTime {
-	t.Helper()
-	x, err := s.Read(t.Context(), nil)
-	if err != nil || len(x.Records) != 0 {
-		t.Fatal(x, err)
-	}
-	return x.Now
-}
-
-func (s *Store) lifeNow(t *testing.T) string {
-	t.Helper()
-	x, err := s.Read(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x.Life
-}
-
 // Nodes that start together on an empty database all get their tables.
 func TestMigrateTogether(t *testing.T) {
 	server := pgtest.Start(t)
@@ -229,4 +214,16 @@ func TestMigrateTogether(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// What all stores of a table must do.
+func TestPostgresTable(t *testing.T) {
+	s := pgtest.Start(t)
+	tabletest.Run(t, tabletest.Server{
+		Open: func(t testing.TB) table.Store {
+			return Feed{ledgertest.Prepared(t, Open, s.URL(), "t:")}
+		},
+		Restart: func() { s.Kill(); s.Run() },
+		Lose:    func() { s.Exec("TRUNCATE sluice_table, sluice_feed") },
+	})
 }

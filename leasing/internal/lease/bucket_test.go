@@ -207,36 +207,74 @@ func TestBucketHistories(t *testing.T) {
 	}
 }
 
+// lessee is one node's bucket, on a ledger in memory.
+type lessee struct {
+	*testing.T
+	Entry
+	limit  ratelimit.Limit
+	ledger *account.Memory
+	now    instant
+	seq    uint64
+}
+
+func newLessee(t *testing.T, unit ratelimit.Unit, n tokens) *lessee {
+	l := &lessee{T: t, Entry: Entry{&Key{}, &Use{}}, now: instant(time.Hour)}
+	l.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: unit, Multiplier: 1, Requests: n, Burst: n}
+	l.ledger = account.NewMemory(func() ledgerTime { return 1e15 + ledgerTime(l.now/instant(time.Microsecond)) })
+	l.Enter(l.now, &LedgerClock{At: 1}, &l.limit)
+	return l
+}
+
+// claims writes a claim, and settles it. answer applies its answer.
+func (l *lessee) claims(need tokens, q Asking) (c account.Claim, answer func() bool) {
+	var m Message
+	l.seq++
+	q.Now = l.now
+	l.ReturnVain(l.now, &l.limit)
+	l.Wants(l.now, need, Sizing{Rule: testRule(l.limit), Nodes: 1})
+	c = account.Claim{Key: "k", Limit: l.limit, Holder: 7, Seq: l.seq, Need: need}
+	l.Write(&m, uint32(l.seq), c, &q)
+	g := make([]account.Grant, 1)
+	if _, _, err := l.ledger.Settle(l.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
+		l.Fatal(err, g[0].Err)
+	}
+	return m.Claim, func() bool { return l.Apply(&m, &g[0], &Answer{Now: l.now, Epoch: q.Epoch}) }
+}
+
 // A claim that was written just before the node's clock called the epoch young is answered in the young epoch. It stated
 // no level: that the bucket was empty is not lost with it.
 func TestClaimThatIsOvertakenByAYoungEpoch(t *testing.T) {
-	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Multiplier: 1, Requests: 100, Burst: 100}
-	now, at := instant(time.Hour), ledgerTime(1_800_000_000_000_000)
-	ledger := account.NewMemory(func() ledgerTime { return at })
-	k := Entry{&Key{}, &Use{}}
-	k.Enter(now, &LedgerClock{At: 1}, &limit)
-	var seq uint64
-	send := func(need tokens, epoch ratelimit.Epoch, young bool) (account.Claim, bool) {
-		var m Message
-		seq++
-		k.Waits(need)
-		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}
-		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: epoch, Young: young})
-		g := make([]account.Grant, 1)
-		if _, _, err := ledger.Settle(t.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
-			t.Fatal(err, g[0].Err)
-		}
-		applied := k.Apply(&m, &g[0], &Answer{Now: now, Epoch: epoch})
-		k.Granted = 0
-		return m.Claim, applied
-	}
-	send(100, ratelimit.Epoch{ID: 1}, false) // all of the bucket
-	ledger.Lose(nil, "2")
-	young := ratelimit.Epoch{ID: 2, Began: at, Ends: at.Add(ratelimit.YoungFor)}
-	if _, applied := send(1, young, false); applied {
+	l := newLessee(t, ratelimit.Year, 100)
+	l.Waits(100)
+	_, answer := l.claims(100, Asking{Epoch: ratelimit.Epoch{ID: 1}})
+	answer() // all of the bucket
+	l.Granted = 0
+	l.ledger.Lose(nil, "2")
+	young := ratelimit.Epoch{ID: 2, Began: 1e15, Ends: 1e16}
+	l.Waits(1)
+	if _, answer = l.claims(1, Asking{Epoch: young}); answer() {
 		t.Fatal("a grant in a young epoch counts")
 	}
-	if c, _ := send(0, young, true); c.Taken > 1 {
+	l.Waits(0)
+	if c, _ := l.claims(0, Asking{Epoch: young, Young: true}); c.Taken > 1 {
 		t.Errorf("the node states a level of at most %d, and the bucket was empty", c.Taken)
+	}
+}
+
+// A request leaves while a later claim is under way. What was granted for it has refilled since its own claim.
+func TestReturnOfAnEarlierGrant(t *testing.T) {
+	l, known := newLessee(t, ratelimit.Second, 10), Asking{Epoch: ratelimit.Epoch{ID: 1}}
+	l.Waits(5)
+	_, answer := l.claims(5, known)
+	answer()
+	l.now = l.now.Add(200 * time.Millisecond)
+	_, answer = l.claims(0, known)
+	l.Waits(0)
+	answer()
+	l.now = l.now.Add(10 * time.Millisecond)
+	spent := l.Spent
+	l.ReturnVain(l.now, &l.limit)
+	if returned := spent - l.Spent; returned != 2 { // in 210 ms, 2.1 tokens have refilled
+		t.Errorf("%d of 5 are returned, and 3 may have refilled", returned)
 	}
 }
