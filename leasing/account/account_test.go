@@ -2,16 +2,51 @@ package account
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/big"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
+
+// Both ledgers answer as the scripts say: of windows, and of buckets. Each line has a time after the script's begin, a
+// holder, and its message. A ledger "keeps" an account for a time from now.
+//
+//	go test ./leasing/account -run Scripts -rewrite
+func TestWindowScripts(t *testing.T) { runScripts(t, "testdata/windows.txt") }
+
+func TestBucketScripts(t *testing.T) { runScripts(t, "testdata/buckets.txt") }
+
+func runScripts(t *testing.T, path string) {
+	datadriven.RunTest(t, path, func(t *testing.T, in *datadriven.TestData) string {
+		var out strings.Builder
+		p := newPair(t, limitOf(t, strings.TrimPrefix(in.FullCmd(), "play ")))
+		for line := range strings.Lines(in.Input) {
+			at, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+			who, message, _ := strings.Cut(rest, " ")
+			after, err := time.ParseDuration(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := p.says(after, who, message)
+			for _, h := range p.asked {
+				answer += fmt.Sprintf(" %c", rune(h))
+			}
+			p.asked = nil
+			fmt.Fprintln(&out, answer)
+		}
+		return out.String()
+	})
+}
 
 // An account is kept from the beginning of its window on, and for one window longer, a fixed one's for at most a day.
 func TestWhenAnAccountIsOver(t *testing.T) {
@@ -153,5 +188,61 @@ func TestRefillIsExact(t *testing.T) {
 		if us.Int64() != int64(after) {
 			t.Fatalf("%v: from %d + %d to %d after %v, want %v", l, level, carry, full, after, us)
 		}
+	}
+}
+
+// A registration lasts for its time from its last renewal, and is known to be over long after. What a store does not
+// have is not over.
+func TestRegistrations(t *testing.T) {
+	const node, other, unknown = ratelimit.Holder(1 << 28), ratelimit.Holder(2 << 28), ratelimit.Holder(3 << 28)
+	p := newPair(t, fixed(1))
+	for name, l := range map[string]Registrations{"memory": p.memory, "Redis": p.Redis} {
+		for _, s := range []struct {
+			after     time.Duration
+			registers ratelimit.Holder
+			over      []ratelimit.Holder
+		}{
+			{0, node, nil},
+			{3 * time.Second, other, nil},
+			{ratelimit.RegisteredFor - time.Microsecond, 0, nil},
+			{ratelimit.RegisteredFor, node, []ratelimit.Holder{node}},
+			{ratelimit.RegisteredFor + 3*time.Second, 0, []ratelimit.Holder{other}},
+			{overFor, other, []ratelimit.Holder{node, other}},
+			{overFor + 2*ratelimit.RegisteredFor, unknown, []ratelimit.Holder{node, other}},
+			{overFor + 4*ratelimit.RegisteredFor, 0, []ratelimit.Holder{unknown, other}}, // the first is dropped
+		} {
+			p.now = epochAt.Add(s.after)
+			got, err := l.Over(t.Context(), []ratelimit.Holder{node, unknown, other})
+			if err != nil || !slices.Equal(got, s.over) {
+				t.Errorf("%s: after %v, %v are over, %v; want %v", name, s.after, got, err, s.over)
+			}
+			if err := p.memory.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if s.registers == 0 {
+				continue
+			}
+			if err := l.Register(t.Context(), s.registers); err != nil {
+				t.Fatal(name, err)
+			}
+		}
+	}
+}
+
+// Only what ended nodes have in hand is taken back, under names that lapse, and not the reader's own.
+func TestCloses(t *testing.T) {
+	const lapsing, gone, alive = ratelimit.Holder(1 << 27), ratelimit.Holder(5 << 28), ratelimit.Holder(6 << 28)
+	holders := []ratelimit.HolderLook{
+		{Holder: gone | lapsing, Seq: 7, Granted: 9, Spent: 4, Outstanding: 5},
+		{Holder: gone | lapsing | 1, Seq: 8, Granted: 9, Spent: 9},
+		{Holder: gone | 2, Seq: 9, Granted: 9, Spent: 4, Outstanding: 5},
+		{Holder: alive | lapsing, Seq: 7, Granted: 9, Spent: 4, Outstanding: 5},
+	}
+	if nodes := Lapsing(holders, alive); !slices.Equal(nodes, []ratelimit.Holder{gone}) {
+		t.Errorf("%x may have ended", nodes)
+	}
+	all := Closes(Claim{Key: "k", Window: 3}, holders, []ratelimit.Holder{gone})
+	if len(all) != 1 || all[0] != (Claim{Key: "k", Window: 3, Holder: gone | lapsing, Seq: 8, Taken: 4, Spent: 4}) {
+		t.Errorf("%+v", all)
 	}
 }

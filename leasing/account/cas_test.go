@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -39,25 +38,6 @@ func newBetween(t *testing.T) (*between, *CAS) {
 // ofTen is a claim of one of ten tokens.
 func ofTen(key string, h ratelimit.Holder, seq uint64, need tokens) Claim {
 	return claim(ratelimit.Limit{Unit: ratelimit.Day, Requests: 10}, key, h, seq, need)
-}
-
-// Another node takes tokens between this one's read and its write: what is granted is what is left.
-func TestCASReadsAgain(t *testing.T) {
-	b, mine := newBetween(t)
-	other, met := NewCAS(b.MemoryStore, "c:"), 0
-	b.happens = func([]Change) error {
-		met++
-		if met > 3 {
-			return nil
-		}
-		if g := settle(t, other, ofTen("k", ratelimit.Holder(0xc00+met), 1, 3))[0]; g.Granted != 3 {
-			return fmt.Errorf("another node was granted %+v", g)
-		}
-		return nil
-	}
-	if g := settle(t, mine, ofTen("k", 0xa00, 1, 5))[0]; g.Err != nil || g.Granted != 1 || g.Sum != 10 || met != 4 {
-		t.Errorf("the last of 10 tokens, after %d tries: %+v", met, g)
-	}
 }
 
 // An account that others change each time is given up, and nothing of it is settled. Another of the same message is.

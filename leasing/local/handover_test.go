@@ -114,8 +114,8 @@ func (w *wanderers) step() {
 	}
 }
 
-// However clocks differ and are set, by less than a period in all, wherever a key goes, and however full tables are: in
-// each window at most the limit is admitted. Two periods later it is admitted again.
+// Clocks differ and are set, by less than a period in all. A key wanders between full tables. In each window at most the
+// limit is admitted, and two periods later it is admitted again.
 func TestNoWindowIsGrantedTwice(t *testing.T) {
 	month := billed(t, 1, "America/Asuncion")
 	month.Requests = 10
@@ -201,8 +201,8 @@ func TestHandOverBetweenClocks(t *testing.T) {
 	}
 }
 
-// An account that arrives where the key is known is charged there too: in the same window; as the window before, of the
-// older one; and of two buckets the emptier one counts. It does not matter which one arrives.
+// An account that arrives where the key is known is charged there too: in the same window, or in the one before. Of two
+// buckets the emptier one counts. It does not matter which one arrives.
 func TestAdoptMerges(t *testing.T) {
 	const now = instant(61 * time.Second)
 	for _, x := range []struct {

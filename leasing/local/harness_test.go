@@ -63,7 +63,7 @@ func admit(l *Limiter, now instant, r *ratelimit.Rule, n int) (admitted int) {
 	return admitted
 }
 
-// fill asks for so many other keys.
+// fill spends a token of each of so many other keys.
 func fill(l *Limiter, now instant, r *ratelimit.Rule, n uint64) {
 	for k := range n {
 		decideOne(l, now, spend(r, 1000+k, 1))
