@@ -50,9 +50,9 @@ func runScripts(t *testing.T, path string) {
 
 // An account is kept from the beginning of its window on, and for one window longer, a fixed one's for at most a day.
 func TestWhenAnAccountIsOver(t *testing.T) {
-	sliding := weekly(100)
-	sliding.Algorithm = ratelimit.SlidingWindow
-	for _, l := range []ratelimit.Limit{fixed(100), weekly(100), sliding, {Unit: ratelimit.CalendarMonth, Requests: 100}} {
+	for _, l := range []ratelimit.Limit{
+		fixed(100), weekly(100), limitOf(t, "sliding 100 a week"), {Unit: ratelimit.CalendarMonth, Requests: 100},
+	} {
 		p := newPair(t, l)
 		c := claim(l, "k", 1, 1, 0)
 		begins, ends := l.WindowEnd(c.Window-1), l.WindowEnd(c.Window)

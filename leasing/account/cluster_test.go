@@ -43,7 +43,7 @@ func (r *live) heldBy(s *redistest.Server) string {
 // other part.
 func TestCluster(t *testing.T) {
 	servers := redistest.Cluster(t, 3)
-	r := newClustered(t, servers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100})
+	r := newClustered(t, servers, limitOf(t, "sliding 100 a week"))
 	if n := len(r.current.Load().all); n != 3 {
 		t.Fatalf("%d servers are known", n)
 	}

@@ -66,8 +66,8 @@ func TestEpochBegins(t *testing.T) {
 	}
 }
 
-// Who has something to state prolongs the youth while it goes on, until the epoch is ten seconds old. An end from before
-// a clock was set back is none. A clock that is behind does not bring it forward.
+// Who has something to state prolongs the youth while it goes on, until the epoch is ten seconds old. An end from
+// before a clock was set back is none. A clock that is behind does not bring it forward.
 func TestEpochIsProlonged(t *testing.T) {
 	p := newPair(t, fixed(1))
 	epochOf(t, p.memory)

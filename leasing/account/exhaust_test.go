@@ -15,8 +15,8 @@ import (
 
 var exhaustMore = flag.Int("exhaust", 0, "so many more messages of each holder in the exhaustive search")
 
-// scope is how small a world is that is searched whole: every order in which messages are sent, lost, late, doubled and
-// overtaken, and requests come.
+// scope is how small a world is that is searched whole: every order in which messages are sent, lost, late, doubled
+// and overtaken, and requests come.
 type scope struct {
 	name     string
 	holders  int
@@ -165,7 +165,8 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 	}
 }
 
-// takeBack takes back what an ended holder has in hand, by its record: it may have spent more of it since its last claim.
+// takeBack takes back what an ended holder has in hand, by its record: it may have spent more of it since its last
+// claim.
 func (w *world) takeBack(i int) {
 	all := (&kept{account: w.account}).look(epochAt, &ratelimit.Limit{Requests: w.limit}).Holders
 	holder := ratelimit.Holder(i + 1)
@@ -270,8 +271,8 @@ func (l letter) String() string {
 	return fmt.Sprintf("%d's %s number %d", l.holder, what, l.number)
 }
 
-// visit visits a state, and every one that follows, and returns the way to one that is broken. It keeps their hashes: of
-// 100 million, two are equal by chance once in 4,000 searches.
+// visit visits a state, and every one that follows, and returns the way to one that is broken. It keeps their
+// hashes: of 100 million, two are equal by chance once in 4,000 searches.
 func (w *world) visit(seen map[uint64]bool) (err error) {
 	k := w.key()
 	if seen[k] {

@@ -145,8 +145,8 @@ func TestPageBounds(t *testing.T) {
 	}
 }
 
-// pageClamps checks what a record has of a claim whose totals are beyond the bounds: others have so much of the account
-// already, that refunds of it can be credited.
+// pageClamps checks what a record has of a claim whose totals are beyond the bounds: others have so much of the
+// account already, that refunds of it can be credited.
 func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 	t.Helper()
 	var a account

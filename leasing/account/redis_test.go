@@ -46,7 +46,9 @@ func TestClientsThatAreRefused(t *testing.T) {
 func TestMessagesOfOneTrip(t *testing.T) {
 	s := redistest.Shared(t)
 	r := newLive(t, s.Client(), weekly(100))
-	g := r.settle(r.draw("k", 1, 60), r.claim("k", 2, 1, 10), r.draw("k", 1, 5), r.claim("j", 2, 1, 10), r.draw("j", 3, 1))
+	g := r.settle(
+		r.draw("k", 1, 60), r.claim("k", 2, 1, 10), r.draw("k", 1, 5), r.claim("j", 2, 1, 10), r.draw("j", 3, 1),
+	)
 	for i, want := range []Grant{
 		{Total: 60, Sum: 70},
 		{Granted: 10, Total: 10, Sum: 10},
@@ -241,7 +243,8 @@ func TestSlowIntroduction(t *testing.T) {
 	dialled(t, s.Client()).Slots(t.Context(), []SlotAsk{full}, make([]SlotAnswer, 1))
 	proxy := redistest.NewProxy(t, s.Addr)
 	ledger := dialled(t, redis.NewClient(&redis.Options{
-		Addr: proxy.Addr, MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: 200 * time.Millisecond, DisableIdentity: true,
+		Addr: proxy.Addr, MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: 200 * time.Millisecond,
+		DisableIdentity: true,
 		OnConnect: func(context.Context, *redis.Conn) error {
 			proxy.Delay(300 * time.Millisecond)
 			time.AfterFunc(250*time.Millisecond, func() { proxy.Delay(0) })

@@ -81,7 +81,8 @@ func TestSlotRecords(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := Slots{}
 		for range rapid.IntRange(0, 20).Draw(t, "slots") {
-			all = append(all, Slot{rapid.Int64Range(1, 1<<48).Draw(t, "number"), ratelimit.LedgerTime(rapid.Int64().Draw(t, "until"))})
+			number, until := rapid.Int64Range(1, 1<<48).Draw(t, "number"), rapid.Int64().Draw(t, "until")
+			all = append(all, Slot{number, ratelimit.LedgerTime(until)})
 		}
 		var read Slots
 		data := all.encode()

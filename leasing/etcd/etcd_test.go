@@ -26,7 +26,10 @@ import (
 
 type tokens = ratelimit.Tokens
 
-var node, settle, claim, snapshot = ledgertest.Node, ledgertest.Settle, ledgertest.Claim, ledgertest.Snapshot
+var (
+	node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
+	grants, snapshot    = ledgertest.Grants, ledgertest.Snapshot
+)
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()
@@ -229,13 +232,9 @@ func TestRestoredCopy(t *testing.T) {
 			t.Fatal(err)
 		}
 		life := snapshot(t, s).Life
-		if g, err := settle(t, l, claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
-			t.Fatalf("%+v, %v", g, err)
-		}
+		grants(t, l, claim("k", 0xa00, 1, 0, 100), 100)
 		copied := server.Snapshot()
-		if g, err := settle(t, l, claim("k", 0xa00, 2, 100, 600)); err != nil || g.Granted != 600 {
-			t.Fatalf("%+v, %v", g, err)
-		}
+		grants(t, l, claim("k", 0xa00, 2, 100, 600), 600)
 		ended := account.Change{StoreKey: account.StoreKey{Name: "ended"}, Data: []byte{1}, Until: s.now()}
 		if _, err := s.Write(t.Context(), life, []account.Change{ended}); err != nil {
 			t.Fatal(err)
@@ -263,27 +262,28 @@ func TestRestoredCopy(t *testing.T) {
 	}
 }
 
-// A restore of all that was written, and a restart, lose nothing, and the life stays; data that is gone is another one.
+// A restore of all that was written, and a restart, lose nothing, and the life stays; data that is gone is another
+// one.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
 	s := prepared(t, server.URL())
-	if g, err := settle(t, node(s), claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
-		t.Fatalf("%+v, %v", g, err)
-	}
+	grants(t, node(s), claim("k", 0xa00, 1, 0, 100), 100)
 	life := snapshot(t, s).Life
 	copied := server.Snapshot()
+	stays := func(after string) {
+		t.Helper()
+		if now := snapshot(t, s).Life; now != life {
+			t.Errorf("after %s the life is %q, was %q", after, now, life)
+		}
+	}
 	server.Kill()
 	server.Run()
-	if now := snapshot(t, s).Life; now != life {
-		t.Errorf("after a crash the life is %q, was %q", now, life)
-	}
+	stays("a crash")
 	server.Kill()
 	server.Restore(copied, "")
 	server.Run()
-	if now := snapshot(t, s).Life; now != life {
-		t.Errorf("after a restore of all the life is %q, was %q", now, life)
-	}
+	stays("a restore of all")
 	// Overwritten and compacted: it cannot be told, and is taken for lost, unless it is there as it was.
 	compact := func() {
 		server.With(func(ctx context.Context, c *clientv3.Client) error {
@@ -297,13 +297,9 @@ func TestLife(t *testing.T) {
 		server.Run()
 	}
 	compact()
-	if now := snapshot(t, s).Life; now != life {
-		t.Errorf("after compaction the life is %q, was %q", now, life)
-	}
+	stays("compaction")
 	other := node(prepared(t, server.URL()))
-	if g, err := settle(t, other, claim("k", 0xb00, 1, 0, 100)); err != nil || g.Granted != 100 {
-		t.Fatalf("%+v, %v", g, err)
-	}
+	grants(t, other, claim("k", 0xb00, 1, 0, 100), 100)
 	compact()
 	if now := snapshot(t, s).Life; now == life {
 		t.Errorf("the last write cannot be found any more, and the life is %q as before", now)

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Random calls against the breaker on paper. It opens at the third failure in a row. The pause doubles with each further
-// one, from 50 to 250 ms, so that a store that stays away costs little; a success starts from 50 ms again. Nodes draw the
-// pause from half to one and a half of that, so that a fleet does not probe in step. After it one call is a probe, and
-// another one follows if its result says nothing of the store.
+// Random calls against the breaker on paper. It opens at the third failure in a row. The pause doubles with each
+// further one, from 50 to 250 ms, so that a store that stays away costs little; a success starts from 50 ms again.
+// Nodes draw the pause from half to one and a half of that, so that a fleet does not probe in step. After it one
+// call is a probe, and another one follows if its result says nothing of the store.
 func TestBreakerOpensAtTheThirdFailure(t *testing.T) {
 	pauses := []time.Duration{50, 100, 200, 250}
 	for seed := range uint64(200) {
@@ -24,7 +24,7 @@ func TestBreakerOpensAtTheThirdFailure(t *testing.T) {
 			open := failures >= 3
 			refused := open && (now < till || probing)
 			if b.Open() != open || b.Refuses(now) != refused || b.Allow(now) == refused {
-				t.Fatalf("seed %d, step %d: after %d failures, %v before the end of the pause, a probe in flight %v: it refuses %v",
+				t.Fatalf("seed %d, step %d: after %d failures, %v before the end of its pause, with a probe %v: refuses %v",
 					seed, step, failures, till.Sub(now), probing, b.Refuses(now))
 			}
 			probing = probing || open && !refused

@@ -116,8 +116,8 @@ func TestShortestWait(t *testing.T) {
 	})
 }
 
-// While as many batches are in flight as may be, messages wait, and leave with the first answer. None is lost, and none
-// is refused before the queue is full.
+// While as many batches are in flight as may be, messages wait, and leave with the first answer. None is lost, and
+// none is refused before the queue is full.
 func TestFullFlights(t *testing.T) {
 	played(t, time.Second, func(s *script) {
 		s.Start(s.settle)

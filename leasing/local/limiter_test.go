@@ -230,25 +230,6 @@ func TestBucketThatDoesNotRefill(t *testing.T) {
 	}
 }
 
-// What was spent of a fixed window before is no debt of this one.
-func TestWindowBeforeIsNoDebt(t *testing.T) {
-	l := New(10, 1, testWall)
-	r := testRule(of(ratelimit.FixedWindow, 10))
-	peek := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
-	admit(l, 1, r, 5)
-	now := instant(50 * time.Second) // the next window
-	admit(l, now, r, 10)
-	if v := decideOne(l, now, peek); v.OverLimit {
-		t.Errorf("%+v: nothing was refused", v)
-	}
-	if x := l.Look(t.Context(), now, &peek).Ledger; len(x.Holders) != 1 || x.Holders[0].Granted != 10 {
-		t.Errorf("10 are charged, all at this node: %+v", x)
-	}
-	if v := decideOne(l, now, ask{Rule: r, Key: keyOf(1), Cost: 4, Kind: ratelimit.Refund}); v.Remaining != 4 {
-		t.Errorf("%+v, want 4", v)
-	}
-}
-
 // Limits are remembered by number, and only so many.
 func TestLimitNotes(t *testing.T) {
 	var n limitNotes

@@ -138,8 +138,8 @@ func (n *node) undo(slot int) {
 // waiting is the number of asks that wait, of key k.
 func (n *node) waiting() int { return n.lane(ratelimit.KeyName([]byte("k"))).Len() }
 
-// What a ledger took whose answer came too late, or was lost, is given back where the request was refused; so is a slot
-// whose release was lost.
+// What a ledger took whose answer came too late, or was lost, is given back where the request was refused; so is a
+// slot whose release was lost.
 func TestSlotsAreGivenBack(t *testing.T) {
 	inBubble(t, 4, ratelimit.FailClosed, func(n *node) {
 		if v := n.take(1); v.OverLimit || v.Source != ratelimit.FromClaim || v.Remaining != 3 {

@@ -17,8 +17,8 @@ func TestShardsForSoManyKeys(t *testing.T) {
 	}
 }
 
-// A key's shard goes by the first bits of its hash: shards follow one another, and none is left out. Each has room for its
-// part of the hashes, and together they have room for the limit.
+// A key's shard goes by the first bits of its hash: shards follow one another, and none is left out. Each has room
+// for its part of the hashes, and together they have room for the limit.
 func TestShardOfAKey(t *testing.T) {
 	for _, limit := range []int{1, 10, 100, 1 << 12, 1_000_000, 1 << 20} {
 		s, shares := NewSharding(limit)

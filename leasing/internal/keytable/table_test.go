@@ -116,8 +116,9 @@ func TestDeadKeysMakeRoom(t *testing.T) {
 	}
 }
 
-// A full table looks at two dozen keys for room at most, for clients may send new keys as fast as they can. It finds all
-// dead keys in the end, and most of the time at once if one in ten is dead. It has no room for more than its limit.
+// A full table looks at two dozen keys for room at most, for clients may send new keys as fast as they can. It
+// finds all dead keys in the end, and most of the time at once if one in ten is dead. It has no room for more than
+// its limit.
 func TestFullTable(t *testing.T) {
 	const limit = 5_000
 	table := New[value](NewArena(), limit)
@@ -226,13 +227,14 @@ func TestKeysOfOnePrefix(t *testing.T) {
 	}
 }
 
-// The values are out of the collector's sight: a type with pointers is refused, wherever they are in it, and any other is
-// taken.
+// The values are out of the collector's sight: a type with pointers is refused, wherever they are in it, and any
+// other is taken.
 func TestNoPointers(t *testing.T) {
-	var refused, taken []func()
-	refused = append(refused, of[struct{ p *int }], of[[2]struct{ p *int }], of[struct{ m map[int]int }], of[struct{ s string }],
-		of[struct{ f func() }], of[struct{ i any }], of[struct{ s []int }], of[struct{ c chan int }], of[uintptr])
-	taken = append(taken, of[bool], of[int8], of[uint64], of[float32], of[complex128], of[[3]struct{ a, b uint16 }])
+	refused := []func(){
+		of[struct{ p *int }], of[[2]struct{ p *int }], of[struct{ m map[int]int }], of[struct{ s string }],
+		of[struct{ f func() }], of[struct{ i any }], of[struct{ s []int }], of[struct{ c chan int }], of[uintptr],
+	}
+	taken := []func(){of[bool], of[int8], of[uint64], of[float32], of[complex128], of[[3]struct{ a, b uint16 }]}
 	panics := func(f func()) (says any) {
 		defer func() { says = recover() }()
 		f()
@@ -253,10 +255,10 @@ func TestNoPointers(t *testing.T) {
 // of makes a table of a type.
 func of[T any]() { New[T](NewArena(), 1) }
 
-// Keys whose lengths change over time: a page is free only after its last place. If none stays, they take the bytes of two
-// generations, and not of all. The worst case is a client that chooses the lengths of its keys, and keeps an eighth of all
-// earlier keys in use. The bounds are those that package leasing declares (KeyBytes; local.KeyBytes), without a fleet's
-// busy keys.
+// Keys whose lengths change over time: a page is free only after its last place. If none stays, they take the bytes
+// of two generations, and not of all. The worst case is a client that chooses the lengths of its keys, and keeps an
+// eighth of all earlier keys in use. The bounds are those that package leasing declares (KeyBytes; local.KeyBytes),
+// without a fleet's busy keys.
 func TestKeysThatStay(t *testing.T) {
 	t.Run("none", func(t *testing.T) { keysThatStay(t, 430, 1, func(v *value) *int64 { return &v.n }) })
 	t.Run("alone", func(t *testing.T) { keysThatStay(t, 550, 8, func(v *value) *int64 { return &v.n }) })
@@ -266,8 +268,8 @@ func TestKeysThatStay(t *testing.T) {
 // ofFleet is as large as the state of a fleet's key.
 type ofFleet [13]int64
 
-// keysThatStay has tables of keys, of which one in so many stays; 1: none. number is the place of the key's number in its
-// value.
+// keysThatStay has tables of keys, of which one in so many stays; 1: none. number is the place of the key's number
+// in its value.
 func keysThatStay[T any](t *testing.T, most int, share uint64, number func(*T) *int64) {
 	const limit = 40_000
 	arena := NewArena()

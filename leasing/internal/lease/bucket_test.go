@@ -15,8 +15,8 @@ import (
 
 var bucketSeeds = flag.Uint64("bucket-histories", 5000, "how many histories TestBucketHistories plays")
 
-// drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash, and
-// costs are charged and refunded after the fact.
+// drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash,
+// and costs are charged and refunded after the fact.
 type drinkers struct {
 	*testing.T
 	*rand.Rand
@@ -241,8 +241,8 @@ func (l *lessee) claims(need tokens, q Asking) (c account.Claim, answer func() b
 	return m.Claim, func() bool { return l.Apply(&m, &g[0], &Answer{Now: l.now, Epoch: q.Epoch}) }
 }
 
-// A claim that was written just before the node's clock called the epoch young is answered in the young epoch. It stated
-// no level: that the bucket was empty is not lost with it.
+// A claim that was written just before the node's clock called the epoch young is answered in the young epoch. It
+// stated no level: that the bucket was empty is not lost with it.
 func TestClaimThatIsOvertakenByAYoungEpoch(t *testing.T) {
 	l := newLessee(t, ratelimit.Year, 100)
 	l.Waits(100)
