@@ -198,7 +198,7 @@ func TestEpochAfterAFailoverAndBack(t *testing.T) {
 
 // Both servers of a part lost their data a moment ago. Their clocks differ. A message at either is in a young epoch.
 func TestYoungAtServersWhoseClocksDiffer(t *testing.T) {
-	for _, ahead := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second} {
+	for _, ahead := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second, -3 * time.Second} {
 		var servers []*server
 		for _, by := range []time.Duration{0, ahead} {
 			s, is := &server{}, life{run: "a", replid: "b"}

@@ -32,7 +32,7 @@ type twins struct {
 
 // Random messages through the scripts and plain draws, and through the code in Go: every answer is the same.
 func TestTwins(t *testing.T) {
-	r, met := newMoved(t, redistest.Shared(t)), map[string]int{}
+	r, met := newMoved(t, redistest.Shared(t)), map[string]int{"lost": 0, "evicted": 0, "back": 0}
 	for seed := *twinFirst; seed < *twinFirst+*twinSeeds; seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			if err := newTwins(r, seed, met).play(150); err != nil {
@@ -44,12 +44,9 @@ func TestTwins(t *testing.T) {
 	if *twinSeeds < 100 {
 		return // too few for each kind to come
 	}
-	for _, kind := range []string{
-		"draw", "claim", "overtaken", "over", "cut", "recalling", "granted",
-		"lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "back",
-	} {
-		if met[kind] < 5 {
-			t.Errorf("%q came %d times", kind, met[kind])
+	for kind, n := range met {
+		if n < 5 {
+			t.Errorf("%q came %d times", kind, n)
 		}
 	}
 }
@@ -208,9 +205,7 @@ func (w *twins) count(c *Claim, g *Grant) {
 		"sliding":    c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
 		"full":       !c.Draws() && g.Err == nil && g.Granted == 0 && c.Want > 0,
 	} {
-		if is {
-			w.met[kind]++
-		}
+		w.met[kind] += int(one(is))
 	}
 }
 
