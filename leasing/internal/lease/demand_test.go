@@ -24,7 +24,7 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 		used, refused, waiting tokens
 		least, most            float64
 	}{
-		{0, 0, 1000, 0, 0, 0, 0}, // nobody knows since when
+		{0, 0, 1000, 0, 0, 0, 0}, // since when is unknown
 		{0, time.Second, 100, 0, 0, 80, 80},
 		{80, time.Second, 100, 0, 0, 90, 90},
 		{90, time.Second, 30, 0, 60, 90, 90},
