@@ -43,20 +43,12 @@ func (r *live) heldBy(s *redistest.Server) string {
 // other part.
 func TestCluster(t *testing.T) {
 	servers := redistest.Cluster(t, 3)
-	r := newClustered(t, servers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100})
+	r := newClustered(t, servers, limitOf(t, "sliding 100 a week"))
 	if n := len(r.current.Load().all); n != 3 {
 		t.Fatalf("%d servers are known", n)
 	}
-	epoch := func() ratelimit.Epoch {
-		t.Helper()
-		e, _, err := r.Settle(t.Context(), nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return e
-	}
 	x := r.current.Load()
-	first := epoch()
+	first := epochOf(t, r)
 	if first.ID == 0 || first.Ends != 0 {
 		t.Errorf("%+v: nobody else is alive", first)
 	}
@@ -144,19 +136,11 @@ func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
 // accounts. A loss of the server that they moved to changes it.
 func TestClusterWhoseSlotsMove(t *testing.T) {
 	servers := redistest.Cluster(t, 2)
-	r := newClustered(t, servers, daily(100))
-	epoch := func() ratelimit.Epoch {
-		t.Helper()
-		e, _, err := r.Settle(t.Context(), nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return e
-	}
+	r := newClustered(t, servers, weekly(100))
 	key := r.heldBy(servers[0])
 	slot, part := slotOfName(r.nameOf(key, 1)), r.Partition(key)
 	r.settle(r.claim(key, 1, 1, 5))
-	first := epoch()
+	first := epochOf(t, r)
 	size := clusterSlots / r.Partitions()
 	moving := []int{part * size, slot, (part+1)*size - 1}
 	redistest.Move(servers, servers[0], servers[1], slices.Compact(moving), nil)
@@ -164,14 +148,14 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 	if g := r.settle(again); g[0].Granted != 5 || g[0].Sum != 10 {
 		t.Errorf("its account was not found: %+v", g[0])
 	}
-	if e := epoch(); e != first {
+	if e := epochOf(t, r); e != first {
 		t.Errorf("%+v, and it was %+v", e, first)
 	}
 	// One name is evicted, wherever its slot is now. Others show that the data is there.
 	if err := r.cluster.Del(t.Context(), (*r.current.Load().all[0].names.Load())[0]).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if e := epoch(); e != first {
+	if e := epochOf(t, r); e != first {
 		t.Errorf("%+v, and it was %+v", e, first)
 	}
 	servers[1].Do("FLUSHALL")
@@ -180,10 +164,10 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 	if is, _, _ := r.part(part); err != nil || is != e || is.Ends == 0 {
 		t.Errorf("the server of the key has lost its data: %+v, then %+v; %v", e, is, err)
 	}
-	last := epoch()
+	last := epochOf(t, r)
 	for _, s := range servers {
 		s.Do("FLUSHALL")
-		e := epoch()
+		e := epochOf(t, r)
 		if e.ID == last.ID {
 			t.Errorf("%v has lost its data: %+v", s, e)
 		}
@@ -194,7 +178,7 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 // The slots of a dead master are given to another, without their data: that is a loss.
 func TestClusterWithoutADeadMaster(t *testing.T) {
 	servers := redistest.Cluster(t, 2)
-	r := newClustered(t, servers, daily(100))
+	r := newClustered(t, servers, weekly(100))
 	key, dead := r.heldBy(servers[0]), servers[0].Do("CLUSTER", "MYID")
 	claims, grants := []Claim{r.claim(key, 1, 1, 5)}, make([]Grant, 1)
 	first, _, err := r.Settle(t.Context(), claims, grants)

@@ -1,13 +1,13 @@
 package account
 
 import (
-	"context"
 	"errors"
+	"flag"
 	"fmt"
-	"math"
 	"math/big"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,37 +16,37 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
+
+var rewritePage = flag.Bool("rewrite-page", false, "have TestPageExamples write into the page what the ledgers answer")
 
 // The specification's numbers are the code's.
 func TestPageConstants(t *testing.T) {
 	page := specpage.Read(t)
-	one := func(s string) []string { return []string{s} }
-	of := func(d time.Duration) []string { return one(specpage.Duration(d)) }
-	slots := []string{"1/10", specpage.Duration(BucketSlot(&ratelimit.Limit{Unit: ratelimit.Second}) / 2), specpage.Duration(BucketSlot(&ratelimit.Limit{Unit: ratelimit.Hour}))}
-	page.Constants([]string{"account"}, map[string][]string{
-		"account.MostBooked":   one(specpage.Power(int64(MostBooked))),
-		"account.mostSum":      one(specpage.Power(int64(mostSum))),
-		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
-		"account.readAgain":    of(readAgain),
-		"account.keptMost":     of(keptMost),
-		"account.overFor":      of(overFor),
-		"account.bucketWaits":  of(bucketWaits),
-		"account.BucketSlot":   slots,
-		"account.recordsPause": of(recordsPause),
-		"account.askedRarely":  of(askedRarely),
-		"account.parts":        one(fmt.Sprint("1/", parts)),
-		"account.nodeDigits":   one(strconv.Itoa(nodeDigits)),
-		"account.namesOfANode": one(strconv.Itoa(namesOfANode)),
-		"account.claimFields":  one(strconv.Itoa(claimFields)),
-		"account.answerFields": one(strconv.Itoa(answerFields)),
-		"account.Share":        one(strconv.Itoa(Share)),
-		"account.wasSettled":   one(strconv.Itoa(wasSettled)),
-		"account.wasOvertaken": one(strconv.Itoa(wasOvertaken)),
-		"account.wasOver":      one(strconv.Itoa(wasOver)),
-	})
+	slotOf := func(u ratelimit.Unit) time.Duration { return BucketSlot(&ratelimit.Limit{Unit: u}) }
+	values := map[string][]string{
+		"account.MostBooked": {specpage.Power(int64(MostBooked))},
+		"account.mostSum":    {specpage.Power(int64(mostSum))},
+		"account.parts":      {fmt.Sprint("1/", parts)},
+		"account.BucketSlot": {
+			"1/10", specpage.Duration(slotOf(ratelimit.Second) / 2), specpage.Duration(slotOf(ratelimit.Hour)),
+		},
+	}
+	for name, d := range map[string]time.Duration{
+		"readAgain": readAgain, "keptMost": keptMost, "overFor": overFor, "bucketWaits": bucketWaits,
+		"recordsPause": recordsPause, "askedRarely": askedRarely,
+	} {
+		values["account."+name] = []string{specpage.Duration(d)}
+	}
+	for name, n := range map[string]int{
+		"mostBurst": int(mostBurst), "nodeDigits": nodeDigits, "namesOfANode": namesOfANode, "claimFields": claimFields,
+		"answerFields": answerFields, "Share": Share, "wasSettled": wasSettled, "wasOvertaken": wasOvertaken,
+		"wasOver": wasOver,
+	} {
+		values["account."+name] = []string{strconv.Itoa(n)}
+	}
+	page.Constants([]string{"account"}, values)
 	// Each package of which there are constants has such a test.
 	want := []string{"account", "approx", "lane", "lease", "leasing", "ratelimit"}
 	if d := cmp.Diff(want, page.Packages()); d != "" {
@@ -89,27 +89,22 @@ func wholeOf(t *testing.T, text string) int64 {
 	if days, ok := strings.CutSuffix(text, " d"); ok {
 		return wholeOf(t, days) * int64(24*time.Hour)
 	}
-	digits, sign := strings.CutPrefix(text, "-")
+	digits, negative := strings.CutPrefix(text, "-")
 	base, power, ok := strings.Cut(digits, "^")
 	if !ok {
 		power = "1"
 	}
-	b, err1 := strconv.ParseInt(base, 10, 64)
-	p, err2 := strconv.ParseInt(power, 10, 64)
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	n := new(big.Int).Exp(big.NewInt(b), big.NewInt(p), nil)
+	n := new(big.Int).Exp(big.NewInt(int64(number(t, base))), big.NewInt(int64(number(t, power))), nil)
 	if !n.IsInt64() {
 		t.Fatalf("%s is no bound", text)
 	}
-	if sign {
+	if negative {
 		return -n.Int64()
 	}
 	return n.Int64()
 }
 
-// The ledger refuses, or clamps, what is outside the bounds that the specification states, and nothing within.
+// The ledgers refuse, or clamp, what is outside the bounds that the specification states, and nothing within.
 func TestPageBounds(t *testing.T) {
 	bounded := regexp.MustCompile(`^(clamped |draws )?(\S+) to (\S+(?: d)?)$`)
 	n := 0
@@ -121,7 +116,8 @@ func TestPageBounds(t *testing.T) {
 		n++
 		field, least, most := strings.Trim(row[0], "`"), wholeOf(t, m[2]), wholeOf(t, m[3])
 		for _, v := range []int64{least - 1, least, most, most + 1} {
-			c := Claim{Key: "k", Limit: fixed(100), Holder: 1, Seq: 1, Want: 1}
+			c := claim(fixed(100), "k", 1, 1, 0)
+			c.Want = 1
 			if m[1] == "draws " {
 				c.Seq = 0
 			}
@@ -139,11 +135,7 @@ func TestPageBounds(t *testing.T) {
 			}
 			if m[1] == "clamped " {
 				pageClamps(t, field, &c, tokens(max(least, min(v, most))))
-				continue
-			}
-			b := newBench(t, c.Limit)
-			c.Window = b.window(0)
-			if g := b.settles(&c); errors.Is(g.Err, errClaim) != (v < least || v > most) {
+			} else if g := newPair(t, c.Limit).must(c); errors.Is(g.Err, errClaim) != (v < least || v > most) {
 				t.Errorf("%s of %d: %v", field, v, g.Err)
 			}
 		}
@@ -153,14 +145,13 @@ func TestPageBounds(t *testing.T) {
 	}
 }
 
-// pageClamps checks what a record has of a claim whose totals are beyond the bounds: others have so much of the account
-// already, that refunds of it can be credited.
+// pageClamps checks what a record has of a claim whose totals are beyond the bounds: others have so much of the
+// account already, that refunds of it can be credited.
 func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 	t.Helper()
 	var a account
-	const seq = 1
 	for h := range ratelimit.Holder(2) {
-		a.claim(1, &Claim{Limit: c.Limit, Holder: 2 + h, Seq: seq, Taken: MostBooked, Spent: MostBooked}, 0, nil)
+		a.claim(1, &Claim{Limit: c.Limit, Holder: 2 + h, Seq: 1, Taken: MostBooked, Spent: MostBooked}, 0, nil)
 	}
 	// The total is the larger of both, and what is spent at most that.
 	if field == "Taken" {
@@ -175,24 +166,24 @@ func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 	}
 }
 
-// What the specification says of single values of a claim is so.
+// The ledgers refuse what the specification says of single values of a claim.
 func TestPageValues(t *testing.T) {
-	page, b := specpage.Read(t), newBench(t, fixed(100))
+	page, p := specpage.Read(t), newPair(t, fixed(100))
 	page.Says("tokens that serve a request; below 1 is 1 |")
-	for h, unit := range []tokens{-1, 0, 1} {
-		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 300, func(c *Claim) { c.Unit = unit }), []tokens{100, 0, 0}[h], []tokens{100, 0, 0}[h],
-			100, 0)
-	}
 	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 13) |")
 	page.Says("| not 0 | the holder's name |")
 	page.Says("| not empty | the key's name |")
 	for what, change := range map[string]func(*Claim){
 		"no window":           func(c *Claim) { c.Window = 0 },
 		"another of a bucket": func(c *Claim) { c.Limit.Algorithm, c.Window = ratelimit.TokenBucket, Stated-1 },
+		"a bucket's draw":     func(c *Claim) { c.Seq, c.Limit.Algorithm, c.Window = 0, ratelimit.TokenBucket, 0 },
+		"no period":           func(c *Claim) { c.Limit.Unit = 0 },
 		"no holder":           func(c *Claim) { c.Holder = 0 },
 		"no key":              func(c *Claim) { c.Key = "" },
 	} {
-		if g := b.claims(1, 0, 0, 0, change); !errors.Is(g.Err, errClaim) {
+		c := claim(p.limit, "k", 1, 1, 1)
+		change(&c)
+		if g := p.must(c); !errors.Is(g.Err, errClaim) {
 			t.Errorf("%s: %v", what, g.Err)
 		}
 	}
@@ -211,104 +202,141 @@ func TestPageScripts(t *testing.T) {
 	}
 }
 
-// All fields in Redis are the specification's, and each packed number is what it says.
+// All fields in Redis are the specification's, and each packed number is the one that it says.
 func TestPageFields(t *testing.T) {
-	s := redistest.Shared(t)
-	client := s.Client()
-	defer client.Close()
-	for mark, of := range map[string]ratelimit.Limit{"fields: window": fixed(100), "fields: bucket": bucketOf10} {
-		m := newMoved(t, s)
-		b := newBench(t, of)
-		send := func(after time.Duration, c Claim) {
-			b.now = b.now.Add(after)
-			m.now = b.now
-			c.Key, c.Limit, c.Window = "k", of, b.window(0)
-			grants := make([]Grant, 1)
-			if _, _, err := m.Settle(t.Context(), []Claim{c}, grants); err != nil || grants[0].Err != nil {
-				t.Fatal(err, grants[0].Err)
-			}
-			b.settles(&c)
-		}
+	for mark, of := range map[string]ratelimit.Limit{"fields: window": fixed(100), "fields: bucket": bucketOf(10, 7)} {
+		p := newPair(t, of)
 		// So that no two numbers are the same: it recalls.
-		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
-		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
-		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99})
-		send(70*time.Millisecond, Claim{Holder: 2, Seq: 16, Taken: 1, Spent: 1})
-		pageFields(t, mark, client.HGetAll(t.Context(), m.nameOf("k", b.window(0))).Val(), b)
-		client.Del(context.Background(), m.nameOf("k", b.window(0)))
+		for _, m := range []struct {
+			after time.Duration
+			c     Claim
+		}{
+			{0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3}},
+			{1100 * time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1}},
+			{70 * time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99}},
+			{70 * time.Millisecond, Claim{Holder: 2, Seq: 16, Taken: 1, Spent: 1}},
+		} {
+			p.now = p.now.Add(m.after)
+			m.c.Key, m.c.Limit, m.c.Window = "k", of, window(&of, p.now)
+			p.must(m.c)
+		}
+		p.pageFields(mark)
 	}
 }
 
-var bucketOf10 = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 7, Burst: 10}
-
-// pageFields compares fields of a hash with those of the page, and with an account in memory.
-func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
+// pageFields compares the fields of an account's hash with those of the page, and with the account in memory.
+func (p *pair) pageFields(mark string) {
 	forms := map[string][]string{} // names of numbers that are packed in a field
-	for _, row := range specpage.Read(t).Rows(mark) {
+	for _, row := range specpage.Read(p.T).Rows(mark) {
 		names := specpage.Quoted(row[1])
-		if forms[strings.Trim(row[0], "`")] = names; len(names) > 0 &&
-			!strings.HasPrefix(row[1], fmt.Sprint(len(names), " doubles")) {
-			t.Errorf("%s: %d names, and %q", mark, len(names), row[1])
+		forms[strings.Trim(row[0], "`")] = names
+		if len(names) > 0 && !strings.HasPrefix(row[1], fmt.Sprint(len(names), " doubles")) {
+			p.Errorf("%s: %d names, and %q", mark, len(names), row[1])
 		}
 	}
-	k := b.account("k", b.window(0))
-	seen, values := map[string]bool{}, b.accountNumbers(k)
+	w := window(&p.limit, p.now)
+	k := p.memory.account("k", w)
+	fields := p.one.client.HGetAll(p.Context(), p.nameOf("k", w)).Val()
+	seen := map[string]bool{}
 	for field, value := range fields {
 		kind, holder, isHolder := strings.Cut(field, ":")
-		form, numbers := field, values
+		form, numbers := field, k.numbers()
 		if isHolder {
 			form = kind + ":NAME"
 			r := k.records.find(ratelimit.Holder(holder[0] - '0'))
-			numbers = map[string]float64{
-				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence), "": float64(r.taken),
+			numbers = map[string]int64{
+				"seq": int64(r.seq), "spent": int64(r.spent), "fence": int64(r.fence), "": int64(r.taken),
 			}
 		}
 		names, ok := forms[form]
 		seen[form] = true
+		var packed [6]int64
 		switch {
 		case !ok:
-			t.Errorf("%s: Redis has a field %s", mark, field)
-		case len(names) == 0: // an integer
-			if n, _ := strconv.ParseFloat(value, 64); n != numbers[""] {
-				t.Errorf("%s: %s is %q, and in memory %v", mark, field, value, numbers[""])
+			p.Errorf("%s: Redis has a field %s", mark, field)
+		case len(names) == 0:
+			if n, _ := strconv.ParseInt(value, 10, 64); n != numbers[""] {
+				p.Errorf("%s: %s is %q, and in memory %v", mark, field, value, numbers[""])
 			}
-		case len(value) != 8*len(names):
-			t.Errorf("%s: %s has %d bytes, and %d numbers", mark, field, len(value), len(names))
-		default:
-			for i, name := range names {
-				n := doubleAt(value, i)
-				if want, ok := numbers[name]; !ok || n != want {
-					t.Errorf("%s: %s of %s is %v, and in memory %v", mark, name, field, n, want)
-				}
+		case len(value) != 8*len(names) || !unpacked(value, packed[:len(names)]):
+			p.Errorf("%s: %s has %d bytes, and %d numbers", mark, field, len(value), len(names))
+		}
+		for i, name := range names {
+			if want, ok := numbers[name]; !ok || packed[i] != want {
+				p.Errorf("%s: %s of %s is %v, and in memory %v", mark, name, field, packed[i], want)
 			}
 		}
 	}
 	if len(seen) != len(forms) {
-		t.Errorf("%s: the page has %v, and Redis %v", mark, forms, fields)
+		p.Errorf("%s: the page has %v, and Redis %v", mark, forms, fields)
 	}
 }
 
-// accountNumbers are the numbers of an account, by the names that they have on the page.
-func (b *bench) accountNumbers(k *kept) map[string]float64 {
-	if k.bucket == nil {
-		us := func(d time.Duration) float64 { return float64(d.Microseconds()) }
-		of := &k.account
-		return map[string]float64{
-			"": float64(of.sum), "spent": float64(of.spent), "fence": float64(of.fence), "asked": float64(of.asked),
-			"pause": us(of.pause), "least": us(of.least),
+// numbers are those of an account, by the names that they have on the page.
+func (k *kept) numbers() map[string]int64 {
+	if b := k.bucket; b != nil {
+		return map[string]int64{
+			"level": b.level, "carry": b.carry, "at": int64(b.at), "hand": int64(b.hand), "old": int64(b.old),
+			"fence": int64(b.fence),
 		}
 	}
-	of := k.bucket
-	return map[string]float64{
-		"level": float64(of.level), "carry": float64(of.carry), "at": float64(of.at), "hand": float64(of.hand),
-		"old": float64(of.old), "fence": float64(of.fence),
+	a := &k.account
+	return map[string]int64{
+		"": int64(a.sum), "spent": int64(a.spent), "fence": int64(a.fence), "asked": int64(a.asked),
+		"pause": a.pause.Microseconds(), "least": a.least.Microseconds(),
 	}
 }
 
-func doubleAt(packed string, i int) float64 {
-	bits := uint64(0)
-	for j := range 8 {
-		bits |= uint64(packed[8*i+j]) << (8 * j)
+// The examples of the specification are played in both ledgers: each gives the answers of the page.
+//
+//	go test ./leasing/account -run TestPageExamples -rewrite-page
+//
+// writes their answers into the page. Then read the sentences of these examples again.
+func TestPageExamples(t *testing.T) {
+	page := specpage.Read(t)
+	played := regexp.MustCompile(`(?s)<!-- play: ([^\n]*) -->\n(.*?)<!-- end -->`)
+	text := played.ReplaceAllStringFunc(page.Text, func(all string) string {
+		m := played.FindStringSubmatch(all)
+		p, lines := newPair(t, limitOf(t, m[1])), strings.SplitAfter(m[2], "\n")
+		for i, row := range specpage.RowsOf(m[2]) {
+			after, ok := strings.CutSuffix(row[0], " ms")
+			if !ok {
+				t.Fatal(row)
+			}
+			answer := p.says(time.Duration(number(t, after))*time.Millisecond, row[1], row[2])
+			lines[i+2] = fmt.Sprintf("| %s | %s | %s | %s |\n", row[0], row[1], row[2], answer)
+		}
+		table := strings.Join(lines, "")
+		if table != m[2] && !*rewritePage {
+			t.Errorf("the page shows\n%s\nand it is\n%s", m[2], table)
+		}
+		return strings.Replace(all, m[2], table, 1)
+	})
+	if n := len(played.FindAllString(page.Text, -1)); n < 5 {
+		t.Errorf("%d examples", n)
 	}
-	return math.Float64frombits(bits)
+	if *rewritePage {
+		page.Text = text
+		page.Write()
+	}
+}
+
+var numerals = regexp.MustCompile(`[0-9]+`)
+
+// The numbers in the sentences of an example are in its table.
+func TestPageSentencesSayWhatExamplesShow(t *testing.T) {
+	for _, section := range strings.Split(specpage.Read(t).Text, "\n### ")[1:] {
+		title, body, _ := strings.Cut(section, "\n")
+		prose, table, ok := strings.Cut(body, "<!-- play: ")
+		table, _, _ = strings.Cut(table, "<!-- end -->")
+		if !ok {
+			t.Errorf("%s has no example", title)
+		}
+		shown := numerals.FindAllString(table, -1)
+		for _, n := range numerals.FindAllString(prose, -1) {
+			if !slices.Contains(shown, n) {
+				t.Errorf("%s: the sentences say %s, which the example does not", title, n)
+			}
+		}
+	}
 }

@@ -3,6 +3,7 @@ package account
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,11 +16,8 @@ import (
 // slotLedgers are all kinds, and clock has them go by another time, but Redis.
 func slotLedgers(t *testing.T, clock func() ratelimit.LedgerTime) map[string]SlotLedger {
 	t.Helper()
-	redis, err := NewRedis(redistest.Start(t).Client(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return map[string]SlotLedger{"redis": redis, "cas": NewCAS(NewMemoryStore(clock), "")}
+	inRedis := dialled(t, redistest.Shared(t).Client())
+	return map[string]SlotLedger{"redis": inRedis, "cas": NewCAS(NewMemoryStore(clock), "")}
 }
 
 // Each ledger answers as Slots do, message by message, whatever is asked.
@@ -78,39 +76,18 @@ func TestSlotsComeBack(t *testing.T) {
 	}
 }
 
-// While others change the slots of a key again and again, an ask fails instead of trying for ever.
-func TestSlotsContended(t *testing.T) {
-	l := NewCAS(&neverMade{NewMemoryStore(func() ratelimit.LedgerTime { return 1 })}, "")
-	one := make([]SlotAnswer, 1)
-	l.Slots(t.Context(), []SlotAsk{{"a", SlotTake, 1, 1, time.Second}}, one)
-	if !errors.Is(one[0].Err, ErrContended) {
-		t.Errorf("%+v", one[0])
-	}
-}
-
-// neverMade makes no change.
-type neverMade struct{ Store }
-
-func (s *neverMade) Write(_ context.Context, _ string, changes []Change) ([]bool, error) {
-	return make([]bool, len(changes)), nil
-}
-
 // A record of another kind is an error, and stays as it is.
 func TestSlotRecords(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := Slots{}
 		for range rapid.IntRange(0, 20).Draw(t, "slots") {
-			all = append(all, Slot{rapid.Int64Range(1, 1<<48).Draw(t, "number"), ratelimit.LedgerTime(rapid.Int64().Draw(t, "until"))})
+			number, until := rapid.Int64Range(1, 1<<48).Draw(t, "number"), rapid.Int64().Draw(t, "until")
+			all = append(all, Slot{number, ratelimit.LedgerTime(until)})
 		}
 		var read Slots
 		data := all.encode()
-		if err := read.decode(data); err != nil || len(read) != len(all) {
+		if err := read.decode(data); err != nil || !slices.Equal(read, all) {
 			t.Fatalf("%v of %v: %v", read, all, err)
-		}
-		for i := range all {
-			if read[i] != all[i] {
-				t.Fatalf("%v of %v", read, all)
-			}
 		}
 		data[0] = 1
 		if err := new(Slots).decode(data); !errors.Is(err, ErrRecord) {

@@ -5,10 +5,12 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -19,123 +21,75 @@ var (
 	twinFirst = flag.Uint64("twins-first", 0, "the first of them")
 )
 
-// moved is a ledger in Redis whose clock the test moves.
-type moved struct {
-	*Redis
-	now instant
-}
-
-func newMoved(t *testing.T, s *redistest.Server) *moved {
-	client := s.Client()
-	t.Cleanup(func() { client.Close() })
-	l, err := NewRedis(client, "t:")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &moved{Redis: l, now: epochAt}
-	m.GoBy(func() ratelimit.LedgerTime { return m.now })
-	return m
-}
-
-// twins are the two ledgers, and holders that send to both.
+// twins are both ledgers, and holders that send to them.
 type twins struct {
-	*testing.T
+	*pair
 	*rand.Rand
-	redis  *moved
-	memory *Memory
-	key    string
-	limit  ratelimit.Limit
-	told   []Claim // what each holder last said
-	met    map[string]int
+	key  string
+	told []Claim // what each holder last said
+	met  map[string]int
 }
 
 // Random messages through the scripts and plain draws, and through the code in Go: every answer is the same.
 func TestTwins(t *testing.T) {
-	s := redistest.Shared(t)
-	m, met := newMoved(t, s), map[string]int{}
+	r, met := newMoved(t, redistest.Shared(t)), map[string]int{"lost": 0, "evicted": 0, "back": 0}
 	for seed := *twinFirst; seed < *twinFirst+*twinSeeds; seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			newTwins(t, m, seed, met).play(150)
+			if err := newTwins(r, seed, met).play(150); err != nil {
+				t.Fatal(err)
+			}
 		})
 	}
 	t.Log(met)
 	if *twinSeeds < 100 {
 		return // too few for each kind to come
 	}
-	for _, kind := range []string{
-		"draw", "claim", "overtaken", "over", "cut", "recalling", "granted",
-		"lost", "evicted", "full", "bucket", "leased", "carried on", "stated", "sliding", "back",
-	} {
-		if met[kind] < 5 {
-			t.Errorf("%q came %d times", kind, met[kind])
+	for kind, n := range met {
+		if n < 5 {
+			t.Errorf("%q came %d times", kind, n)
 		}
 	}
 }
 
-func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
-	w := &twins{
-		T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met,
-	}
-	m.now = epochAt.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
-	w.memory = NewMemory(func() ratelimit.LedgerTime { return m.now })
-	w.limit = ratelimit.Limit{
+func newTwins(r *live, seed uint64, met map[string]int) *twins {
+	w := &twins{Rand: rand.New(rand.NewPCG(seed, 5)), key: fmt.Sprint("k", seed), met: met}
+	r.now = epochAt.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
+	l := ratelimit.Limit{
 		Algorithm: ratelimit.Algorithm(seed % 3),
 		Unit:      []ratelimit.Unit{ratelimit.Second, ratelimit.Minute, ratelimit.Day}[w.IntN(3)],
 		Requests:  []tokens{0, 1, 3, 20, 100, 1000, 1_000_000, 700_000_000_000}[w.IntN(8)],
 	}
-	w.limit.Burst = w.limit.Requests * tokens(1+w.IntN(3)) / 2
+	l.Burst = l.Requests * tokens(1+w.IntN(3)) / 2
 	if seed%12 == 3 {
-		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
+		l.Algorithm, l.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
+	w.pair = paired(r, l)
 	w.told = make([]Claim, 2+w.IntN(6))
 	return w
 }
 
-func (w *twins) play(steps int) {
-	w.Helper()
-	if d := w.differ(steps); d != "" {
-		w.Fatal(d)
-	}
-}
-
-// differ says where the ledgers answer differently, or an invariant is broken; "" if all is well.
-func (w *twins) differ(steps int) string {
+// play says where the ledgers answer differently, or an invariant is broken.
+func (w *twins) play(steps int) error {
 	for step := range steps {
 		w.pass()
 		// Every second draw is a plain one: of a window that goes on, as far as the ledger's clock is known.
-		w.redis.latest.Store(int64(w.redis.now) * int64(step%2))
+		w.latest.Store(int64(w.now) * int64(step%2))
 		c := w.next()
-		got, want := make([]Grant, 1), make([]Grant, 1)
-		if _, _, err := w.memory.Settle(w.Context(), []Claim{c}, want); err != nil {
-			return err.Error()
+		g, err := w.both(c)
+		if err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
 		}
-		if _, _, err := w.redis.Settle(w.Context(), []Claim{c}, got); err != nil {
-			return err.Error()
-		}
-		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {
-			return fmt.Sprintf("step %d at %d, %+v: memory -, Redis +\n%s", step, w.redis.now, c, d)
-		}
-		if err := w.holds(&c); err != nil {
-			return err.Error()
-		}
-		w.count(&c, &want[0])
-		w.hear(&c, &want[0])
+		w.count(&c, &g)
+		w.hear(&c, &g)
 	}
 	for at := range w.memory.records {
-		if key, window, ok := ParseName("", at); ok {
-			if d := w.same(window, w.memory.account(key, window)); d != "" {
-				return d
+		if key, of, ok := ParseName("", at); ok {
+			if err := w.same(of, w.memory.account(key, of)); err != nil {
+				return err
 			}
 		}
 	}
-	return ""
-}
-
-// shown is a grant with its error as text: what went wrong is the same, not how it is said.
-func shown(g Grant) string {
-	err := g.Err
-	g.Err = nil
-	return fmt.Sprintf("%+v %v", g, err)
+	return nil
 }
 
 // pass has time pass, and sometimes data be lost.
@@ -150,45 +104,40 @@ func (w *twins) pass() {
 	case n < 68:
 		by = -time.Duration(w.Int64N(period))
 		w.met["back"]++
-	case n < 70:
+	case n < 70: // all accounts, in memory as in Redis, where the epoch stays
 		w.memory.Lose(nil, fmt.Sprint(w.Uint64()))
-		w.del("t:{" + w.key + "}*")
+		c := w.one.client
+		for _, name := range c.Keys(w.Context(), "t:{"+w.key+"}*").Val() {
+			if err := c.Del(w.Context(), name).Err(); err != nil {
+				w.Fatal(err)
+			}
+		}
 		w.met["lost"]++
 	case n < 78:
-		win := w.window()
-		w.memory.Evict(w.key, win)
-		w.del(w.redis.nameOf(w.key, win))
+		w.evicts(w.key, w.some())
 		w.met["evicted"]++
 	}
-	w.redis.now = max(epochAt-instant(period/1000), w.redis.now.Add(by))
+	w.now = max(epochAt-instant(period/1000), w.now.Add(by))
 }
 
-func (w *twins) del(pattern string) {
-	c := w.redis.one.client
-	for _, name := range c.Keys(w.Context(), pattern).Val() {
-		if err := c.Del(w.Context(), name).Err(); err != nil {
-			w.Fatal(err)
-		}
-	}
-}
-
-func (w *twins) window() ratelimit.Window {
+// some is a window, often the one of now.
+func (w *twins) some() ratelimit.Window {
 	if w.limit.Algorithm == ratelimit.TokenBucket {
 		return 0
 	}
-	return w.limit.WindowAt(w.redis.now) + ratelimit.Window([]int{0, 0, 0, 0, 0, 0, 1, -1, -2, 2}[w.IntN(10)])
+	return w.limit.WindowAt(w.now) + ratelimit.Window([]int{0, 0, 0, 0, 0, 0, 1, -1, -2, 2}[w.IntN(10)])
 }
 
-// some is a number of tokens of the limit's size.
-func (w *twins) some() tokens { return tokens(w.Int64N(2 + int64(w.limit.Capacity())/3)) }
+// size is a number of tokens of the limit's size.
+func (w *twins) size() tokens { return tokens(w.Int64N(2 + int64(w.limit.Capacity())/3)) }
 
 // next is the next message of a holder.
 func (w *twins) next() Claim {
 	i := w.IntN(len(w.told))
 	last := &w.told[i]
 	c := Claim{
-		Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
-		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Unit: tokens(w.IntN(4)),
+		Key: w.key, Window: w.some(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
+		Taken: last.Taken, Spent: last.Spent, Need: w.size(), Want: w.size(), Unit: tokens(w.IntN(4)),
 	}
 	if c.bucket() {
 		c.Window = []ratelimit.Window{last.Window, last.Window, last.Window, 0, Stated}[w.IntN(5)]
@@ -199,9 +148,9 @@ func (w *twins) next() Claim {
 	}
 	switch w.IntN(12) {
 	case 0:
-		c.Spent += w.some() // charged
+		c.Spent += w.size() // charged
 	case 1:
-		n := w.some()
+		n := w.size()
 		c.Spent, c.Taken = c.Spent-n, c.Taken-n // refunded
 	case 2, 3:
 		c.Taken = min(c.Taken, c.Spent) // given back
@@ -214,8 +163,8 @@ func (w *twins) next() Claim {
 			c.Taken, c.Spent = tokens(w.Int64())-1<<62, tokens(w.Int64())-1<<62
 		}
 	}
-	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
-		c.Seq, c.Want = 0, 1+w.some()
+	if !c.bucket() && w.IntN(4) == 0 {
+		c.Seq, c.Want = 0, 1+w.size()
 	}
 	if w.IntN(20) == 0 {
 		c.Limit.Requests /= 2
@@ -224,36 +173,24 @@ func (w *twins) next() Claim {
 	return c
 }
 
-// hear applies the answer at the holder; sometimes the answer is lost.
+// hear applies the answer at the holder. Sometimes the answer is lost.
 func (w *twins) hear(c *Claim, g *Grant) {
 	last := &w.told[c.Holder-0xabc0]
-	if c.bucket() {
-		if g.Err == nil {
-			last.Window, last.Taken, last.Spent = BucketSlotAt(g.At, &c.Limit), g.Total, 0
-		}
-		last.Seq = max(last.Seq, c.Seq)
-		return
-	}
-	if c.Draws() && g.Err == nil && last.Window == c.Window {
-		last.Taken += g.Owned(c.Want, &c.Limit)
-	} else if !c.Draws() && g.Err == nil {
+	last.Seq = max(last.Seq, c.Seq)
+	switch {
+	case g.Err != nil:
+	case c.bucket():
+		last.Window, last.Taken, last.Spent = BucketSlotAt(g.At, &c.Limit), g.Total, 0
+	case !c.Draws():
 		*last = *c
-		last.Taken, last.Spent = max(-MostBooked, min(last.Taken, MostBooked)), max(-MostBooked, min(last.Spent, MostBooked))
+		last.Taken, last.Spent = clamped(c.Taken), clamped(c.Spent)
 		if w.IntN(5) > 0 {
 			last.Taken += g.Granted + g.Cut(c)
 			last.Spent += g.Cut(c)
 		}
+	case last.Window == c.Window:
+		last.Taken += g.Owned(c.Want, &c.Limit)
 	}
-	last.Seq = max(last.Seq, c.Seq)
-}
-
-// holds tells which invariant of the account in memory is broken.
-func (w *twins) holds(c *Claim) error {
-	k := w.memory.account(c.Key, c.account())
-	if k == nil {
-		return nil
-	}
-	return k.invariants(&w.limit)
 }
 
 func (w *twins) count(c *Claim, g *Grant) {
@@ -268,19 +205,18 @@ func (w *twins) count(c *Claim, g *Grant) {
 		"sliding":    c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
 		"full":       !c.Draws() && g.Err == nil && g.Granted == 0 && c.Want > 0,
 	} {
-		if is {
-			w.met[kind]++
-		}
+		w.met[kind] += int(one(is))
 	}
 }
 
-// same compares an account in memory with that in Redis, field by field, and that it expires.
-func (w *twins) same(window ratelimit.Window, k *kept) string {
-	at := w.redis.nameOf(w.key, window)
-	fields := w.redis.one.client.HGetAll(w.Context(), at).Val()
-	ttl := w.redis.one.client.PExpireTime(w.Context(), at).Val()
-	if len(fields) > 0 && ttl <= 0 {
-		return at + " never expires"
+// same compares the fields of an account in memory with those in Redis, and their ends.
+func (w *twins) same(of ratelimit.Window, k *kept) error {
+	at := w.nameOf(w.key, of)
+	fields := w.one.client.HGetAll(w.Context(), at).Val()
+	ends := w.one.client.PExpireTime(w.Context(), at).Val()
+	over := time.Duration(k.over) * time.Microsecond
+	if len(fields) > 0 && (ends < over || ends > over+time.Millisecond) {
+		return fmt.Errorf("%s expires at %v, and must at %v", at, ends, over)
 	}
 	want := map[string]string{}
 	for i := range k.records {
@@ -301,7 +237,69 @@ func (w *twins) same(window ratelimit.Window, k *kept) string {
 		}
 	}
 	if d := cmp.Diff(want, fields); d != "" {
-		return fmt.Sprintf("%s: memory -, Redis +\n%s", at, d)
+		return fmt.Errorf("%s: memory -, Redis +\n%s", at, d)
 	}
-	return ""
+	return nil
+}
+
+// Faults in the scripts are noticed.
+func TestPlantedScripts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a Redis, and takes seconds")
+	}
+	s := redistest.Shared(t)
+	claims, buckets := claimScript, bucketScript
+	defer func() { claimScript, bucketScript = claims, buckets }()
+	noticed := func() bool {
+		r := newMoved(t, s)
+		for seed := range uint64(400) {
+			if newTwins(r, seed, map[string]int{}).play(150) != nil {
+				return true
+			}
+		}
+		return false
+	}
+	for _, p := range []struct{ right, wrong string }{
+		{
+			"if Seq <= seq then return nothing(OVERTAKEN) end\nlocal spent",
+			"if Seq < seq then return nothing(OVERTAKEN) end\nlocal spent",
+		},
+		{"if now < Begins or now >= Over", "if now >= Over"},
+		{"+ PARTS - 1) / PARTS)", ") / PARTS)"},
+		{"if total < had then pause = least end", ""},
+		{"- sum + max(0, Taken - Spent))", "- sum)"},
+		{"local cut = max(0, had - total - sum + max(0, Taken - Spent))", "local cut = 0"},
+		{"if used < Need then used = used - used % Unit end", ""},
+		{"total, says = total + grant, says + used", "total, says = total + grant, says"},
+		{"spent, fence = sum + grant, spent + used,", "spent, fence = sum + grant, spent,"},
+		{"if since < 0 or since >= pause then", "if since >= pause then"},
+		{"if not got[1] then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
+		{"elseif Lease == slot - 1 then", "elseif Lease < slot then"},
+		{"if Lease == slot or Lease == slot - 1 then\n", "if true then\n"},
+		{"local rest = max(0, held - max(0, Spent))", "local rest = max(0, held - Spent)"},
+		{"left = max(0, min(rest, Want))", "left = rest"},
+		{"if Need <= 0 then left", "if true then left"},
+		{"hand, level = hand + left, level", "level = level"},
+		{"level + (rest - left) * MICRO", "level"},
+		{"level = min(level, room())", ""},
+		{"- hand - old) * MICRO))", ") * MICRO))"},
+		{"hand, old = 0, hand end", "hand, old = 0, 0 end"},
+		{"if hand + old > 0 then stop", "if false then stop"},
+		{"if at - now >= WAITS then at = now end", "at = min(at, now)"},
+		{"  carry = part % Seconds", "  carry = 0"},
+		{"if free < Need then free = free - free % Unit end", ""},
+		{"Slides == 1 and now < Ends", "Slides == 1"},
+	} {
+		claim, bucket := commonLua+claimLua, commonLua+bucketLua
+		if strings.Count(commonLua+claimLua+bucketLua, p.right) != 1 {
+			t.Errorf("%q is not in the scripts once", p.right)
+			continue
+		}
+		claimScript = redis.NewScript(strings.Replace(claim, p.right, p.wrong, 1))
+		bucketScript = redis.NewScript(strings.Replace(bucket, p.right, p.wrong, 1))
+		if !noticed() {
+			t.Errorf("NOT NOTICED: %q", p.wrong)
+		}
+		s.Do("FLUSHALL")
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/sluice-gate/sluice/bench/plant"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -39,7 +42,7 @@ type history struct {
 	nodes  []node
 	left   []node
 	events []Event
-	lossy  bool
+	lossy  bool // accounts are lost. Otherwise what is taken is exactly what was granted and not given back
 	truth  Totals
 	cut    tokens // of refunds
 	// may is the maximum of admissions beyond the limit: the limit for each lost account.
@@ -62,9 +65,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	return h
 }
 
-func (h *history) newNode() node {
-	return node{name: ratelimit.Holder(1 + h.Uint64N(1<<40))}
-}
+func (h *history) newNode() node { return node{name: ratelimit.Holder(1 + h.Uint64N(1<<40))} }
 
 func (h *history) window() ratelimit.Window {
 	if h.rule.Limit.Algorithm == ratelimit.TokenBucket {
@@ -74,9 +75,6 @@ func (h *history) window() ratelimit.Window {
 }
 
 func (h *history) some() tokens { return tokens(h.Int64N(2 + int64(h.rule.Limit.Requests)/2)) }
-
-// exact reports whether what is taken is exactly what was granted and not given back: nothing is lost.
-func (h *history) exact() bool { return !h.lossy }
 
 func (h *history) play() {
 	for range 60 {
@@ -92,13 +90,13 @@ func (h *history) play() {
 				n.spent += 1 + tokens(h.Int64N(int64(n.taken-n.spent)))
 			}
 		case 2: // charged after the fact
-			if h.exact() {
+			if !h.lossy {
 				n.spent += h.some()
 			}
 		case 3:
 			back := h.some()
 			switch {
-			case !h.exact() || h.IntN(2) == 0:
+			case h.lossy || h.IntN(2) == 0:
 			case h.rule.Limit.Algorithm == ratelimit.TokenBucket:
 				n.spent -= back
 			default:
@@ -248,16 +246,16 @@ func (h *history) check(met map[string]int) {
 	if !h.lossy && !bucket && w.Taken != last.Sum {
 		h.Errorf("%d were taken, the ledger has %d", w.Taken, last.Sum)
 	}
-	if h.exact() && (w.Over != 0 || w.Beyond != max(0, last.Sum-limit) || w.Debt != w.Beyond || !w.Held()) {
+	if !h.lossy && (w.Over != 0 || w.Beyond != max(0, last.Sum-limit) || w.Debt != w.Beyond || !w.Held()) {
 		h.Errorf("%+v of %d, and the ledger has %d", w.Totals, limit, last.Sum)
 	}
 	// What was drawn in vain stays taken if it cannot be given back, because refunds have taken the sum to 0.
 	adds := w.Granted + w.Charged - w.Refunded - w.Returned
-	if h.exact() && (adds > w.Taken || w.Taken-adds > h.cut) {
+	if !h.lossy && (adds > w.Taken || w.Taken-adds > h.cut) {
 		h.Errorf("%+v, which adds up to %d", w.Totals, adds)
 	}
 	// What was admitted beyond the limit is over-admission: nothing was charged, or refunded.
-	if !h.exact() && (w.Over < w.Spent-limit || w.Over > h.may || w.Debt != 0) {
+	if h.lossy && (w.Over < w.Spent-limit || w.Over > h.may || w.Debt != 0) {
 		h.Errorf("%+v of %d, and %d may be over", w.Totals, limit, h.may)
 	}
 	for kind, is := range map[string]bool{
@@ -275,26 +273,10 @@ func (h *history) check(met map[string]int) {
 func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, sum tokens) Event {
 	e := Event{
 		Kind: WasReport, Rule: "llm.key", Key: "k", Holder: holder, At: 5e6, Window: 7, Ends: 6e7, Fence: fence,
-		Taken: taken, Spent: spent, Need: need, Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000, Sum: sum,
+		Taken: taken, Spent: spent, Need: need, Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000,
+		Sum: sum,
 	}
 	return e
-}
-
-// 50 clients peek, and charge 5,000 at the end: two charges fit, and the others are reported as late charges.
-func TestReplayOfChargesAfterTheFact(t *testing.T) {
-	events := []Event{event(1, "a", 0, 0, 5000, 5000, 5000), event(2, "a", 5000, 5000, 5000, 5000, 10_000)}
-	for i := range tokens(48) {
-		before, after := 10_000+i*5000, 15_000+i*5000
-		events = append(events, event(ratelimit.Fence(3+2*i), "a", 10_000, before, 5000, 0, before),
-			event(ratelimit.Fence(4+2*i), "a", 10_000, after, 0, 0, after))
-	}
-	w := Replay(events)[0]
-	want := Totals{
-		Granted: 10_000, Taken: 250_000, Spent: 250_000, Charged: 240_000, Sum: 250_000, Beyond: 240_000, Debt: 240_000,
-	}
-	if w.Totals != want || !w.Held() || w.Short != 48 {
-		t.Errorf("%+v, %d refused, want %+v", w.Totals, w.Short, want)
-	}
 }
 
 // Grants beyond the limit are found, also behind late charges, or after a loss of the ledger. They may be declared.
@@ -356,8 +338,8 @@ func TestReplayJudges(t *testing.T) {
 // show as such.
 func TestReplayOfDraws(t *testing.T) {
 	draw := Event{
-		Kind: WasDraw, Rule: "llm.key", Key: "k", Holder: "b", Algorithm: "fixed_window", At: 2, Window: 7, Need: 20, Granted: 10,
-		Total: 20, Limit: 10_000, Sum: 10_010, InHand: -1,
+		Kind: WasDraw, Rule: "llm.key", Key: "k", Holder: "b", Algorithm: "fixed_window", At: 2, Window: 7, Need: 20,
+		Granted: 10, Total: 20, Limit: 10_000, Sum: 10_010, InHand: -1,
 	}
 	at := func(e Event) Event { // fences are times
 		e.At, e.Algorithm = ratelimit.LedgerTime(e.Fence), "fixed_window"
@@ -381,6 +363,58 @@ func TestReplayOfDraws(t *testing.T) {
 	} {
 		if w := Replay(play.events)[0]; w.Totals != play.want {
 			t.Errorf("%s: %+v, want %+v", name, w.Totals, play.want)
+		}
+	}
+}
+
+// Each planted fault is noticed. It builds the tests once, with all faults in them.
+func TestPlanted(t *testing.T) {
+	if os.Getenv(plant.Variable) != "" || testing.Short() {
+		t.Skip("this is a run with a fault, or one that is to be short")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bugs []plant.Bug
+	for _, p := range [][3]string{
+		{"events count twice", "if seen[*e] {", "if false {"},
+		{"events count as they come", "slices.SortStableFunc(events, inOrder)", ""},
+		{"the lowest limit counts", "max(w.Limit, e.Limit), max(w.Bound", "e.Limit, max(w.Bound"},
+		{"what changed nothing counts", "case WasFailed, WasOvertaken, WasOver:", "case WasFailed:"},
+		{"what was lost is not seen", "max(e.Sum-w.vain, w.Taken), w.Limit", "e.Sum-w.vain, w.Limit"},
+		{"a draw is spent", "w.take(h, e.Total-h.vain, h.spent)", "w.take(h, e.Total-h.vain, e.Total)"},
+		{"what is drawn in vain stays", "w.vain -= h.vain\n", ""},
+		{"what is drawn in vain is used", "max(e.Sum-w.vain, w.Taken), w.Limit", "max(e.Sum, w.Taken), w.Limit"},
+		{"a missing file is not seen", "max(0, w.Sum-w.vain-w.Taken)", "0"},
+		{"what is charged counts again", "max(0, e.Spent-max(e.Taken, h.total))", "max(0, e.Spent-e.Taken)"},
+		{"grants are told as charges", "granted = min(granted, w.Beyond)", "granted = min(0, w.Beyond)"},
+		{"charges excuse grants", "w.Over += granted", "w.Over += max(0, granted-w.Charged)"},
+		{"a debt that was paid stays", "w.Debt = min(w.Debt+charged, w.Beyond)", "w.Debt += charged"},
+		{"a refund is given back", "max(0, h.total-total-refunded)", "max(0, h.total-total)"},
+		{"what is cut is refunded", "min(e.Spent+e.Cut, e.Total-e.Granted)", "min(e.Spent, e.Total-e.Granted)"},
+		{"debt breaks a limit", "return w.Over <= w.Bound", "return w.Over+w.Debt <= w.Bound"},
+		{"nothing may be over", "return w.Over <= w.Bound", "return w.Over <= 0"},
+		{
+			"a bucket's charge is not seen", "charged, refunded := max(0, e.Spent-max(0, e.Taken))",
+			"charged, refunded := max(0, e.Spent-max(e.Spent, e.Taken))",
+		},
+	} {
+		bugs = append(bugs, plant.Bug{Name: p[0], File: "leasing/audit/replay.go", Right: p[1], Wrong: p[2]})
+	}
+	tests, err := plant.Tests(t.Context(), root, "leasing/audit", t.TempDir(), bugs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string) error {
+		return tests.Command(t.Context(), name, "-test.failfast", "-test.run", "Replay", "-replays", "900").Run()
+	}
+	if err := run(""); err != nil {
+		t.Fatalf("without a fault: %v", err)
+	}
+	for _, b := range bugs {
+		if run(b.Name) == nil {
+			t.Errorf("NOT NOTICED: %s", b.Name)
 		}
 	}
 }

@@ -20,28 +20,20 @@ import (
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest/etcdtest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/table/tabletest"
 )
 
 type tokens = ratelimit.Tokens
 
-var node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
+var (
+	node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
+	grants, snapshot    = ledgertest.Grants, ledgertest.Snapshot
+)
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()
 	return ledgertest.Prepared(t, Open, url, "t:")
-}
-
-func (s *Store) snapshot(t *testing.T, names ...string) account.Snapshot {
-	t.Helper()
-	keys := make([]account.StoreKey, len(names))
-	for i, name := range names {
-		keys[i].Name = name
-	}
-	x, err := s.Read(t.Context(), keys)
-	if err != nil || len(x.Records) != len(names) {
-		t.Fatal(x, err)
-	}
-	return x
 }
 
 // What all stores must do, on a real server.
@@ -58,7 +50,7 @@ func TestFailover(t *testing.T) {
 	members := etcdtest.StartCluster(t, 3)
 	url := members[0].URL() + ",127.0.0.1:" + members[1].Port + ",127.0.0.1:" + members[2].Port
 	first := prepared(t, url)
-	life := first.snapshot(t).Life
+	life := snapshot(t, first).Life
 	var granted atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
@@ -105,7 +97,7 @@ func TestFailover(t *testing.T) {
 	if err != nil || int64(g.Sum) < granted.Load() || int64(g.Sum) > granted.Load()+nodes {
 		t.Errorf("%d tokens were granted, and %d are charged: %v", granted.Load(), g.Sum, err)
 	}
-	if now := first.snapshot(t).Life; now != life {
+	if now := snapshot(t, first).Life; now != life {
 		t.Errorf("after the failover the life is %q, was %q", now, life)
 	}
 	t.Logf("%d tokens granted, %d charged; 50 claims took %v at most", granted.Load(), g.Sum,
@@ -119,11 +111,11 @@ func TestClocks(t *testing.T) {
 	right, ahead := prepared(t, server.URL()), prepared(t, server.URL())
 	later := ahead.now() + ratelimit.LedgerTime(time.Minute/time.Microsecond)
 	ahead.clock.Store(int64(later))
-	if a, b := ahead.snapshot(t).Now, ahead.snapshot(t).Now; a != later || b != later {
+	if a, b := snapshot(t, ahead).Now, snapshot(t, ahead).Now; a != later || b != later {
 		t.Errorf("a clock that was set back from %d says %d and %d", later, a, b)
 	}
 	before := time.Now().UnixMicro()
-	if now := right.snapshot(t).Now; int64(now) < before || int64(now) > time.Now().UnixMicro() {
+	if now := snapshot(t, right).Now; int64(now) < before || int64(now) > time.Now().UnixMicro() {
 		t.Errorf("read at %d, and the time is %d", before, now)
 	}
 	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}
@@ -154,7 +146,7 @@ func TestExpiry(t *testing.T) {
 	const accounts = 16_000
 	now := s.now()
 	over, later := now+narrowSlot, now+3*narrowSlot
-	life := s.snapshot(t).Life
+	life := snapshot(t, s).Life
 	for from := 0; from < accounts; from += 1000 {
 		changes := make([]account.Change, 1000)
 		for i := range changes {
@@ -173,7 +165,7 @@ func TestExpiry(t *testing.T) {
 	if _, err := s.Write(t.Context(), life, []account.Change{bucket, ever}); err != nil {
 		t.Fatal(err)
 	}
-	bucket.Version, bucket.Until = s.snapshot(t, "bucket").Records[0].Version, later
+	bucket.Version, bucket.Until = snapshot(t, s, "bucket").Records[0].Version, later
 	if made, err := s.Write(t.Context(), life, []account.Change{bucket}); err != nil || !made[0] {
 		t.Fatal(made, err)
 	}
@@ -223,7 +215,7 @@ func TestExpiry(t *testing.T) {
 	if made, err := other.Write(t.Context(), life, []account.Change{c}); err != nil || !made[0] {
 		t.Fatal(made, err)
 	}
-	for s.snapshot(t, "short").Records[0].Version != 0 {
+	for snapshot(t, s, "short").Records[0].Version != 0 {
 		time.Sleep(20 * time.Millisecond) // the test's deadline bounds it
 	}
 }
@@ -239,14 +231,10 @@ func TestRestoredCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		life := s.snapshot(t).Life
-		if g, err := settle(t, l, claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
-			t.Fatalf("%+v, %v", g, err)
-		}
+		life := snapshot(t, s).Life
+		grants(t, l, claim("k", 0xa00, 1, 0, 100), 100)
 		copied := server.Snapshot()
-		if g, err := settle(t, l, claim("k", 0xa00, 2, 100, 600)); err != nil || g.Granted != 600 {
-			t.Fatalf("%+v, %v", g, err)
-		}
+		grants(t, l, claim("k", 0xa00, 2, 100, 600), 600)
 		ended := account.Change{StoreKey: account.StoreKey{Name: "ended"}, Data: []byte{1}, Until: s.now()}
 		if _, err := s.Write(t.Context(), life, []account.Change{ended}); err != nil {
 			t.Fatal(err)
@@ -255,7 +243,7 @@ func TestRestoredCopy(t *testing.T) {
 		server.Restore(copied, token)
 		server.Run()
 		young := prepared(t, server.URL()) // a process that began after the restore
-		if now := young.snapshot(t).Life; (now == life) != (token == "") {
+		if now := snapshot(t, young).Life; (now == life) != (token == "") {
 			t.Errorf("token %q: to a new process the life is %q, was %q", token, now, life)
 		}
 		// It writes more than was lost, to the same account, before the other one looks.
@@ -274,27 +262,28 @@ func TestRestoredCopy(t *testing.T) {
 	}
 }
 
-// A restore of all that was written, and a restart, lose nothing, and the life stays; data that is gone is another one.
+// A restore of all that was written, and a restart, lose nothing, and the life stays; data that is gone is another
+// one.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
 	s := prepared(t, server.URL())
-	if g, err := settle(t, node(s), claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
-		t.Fatalf("%+v, %v", g, err)
-	}
-	life := s.snapshot(t).Life
+	grants(t, node(s), claim("k", 0xa00, 1, 0, 100), 100)
+	life := snapshot(t, s).Life
 	copied := server.Snapshot()
+	stays := func(after string) {
+		t.Helper()
+		if now := snapshot(t, s).Life; now != life {
+			t.Errorf("after %s the life is %q, was %q", after, now, life)
+		}
+	}
 	server.Kill()
 	server.Run()
-	if now := s.snapshot(t).Life; now != life {
-		t.Errorf("after a crash the life is %q, was %q", now, life)
-	}
+	stays("a crash")
 	server.Kill()
 	server.Restore(copied, "")
 	server.Run()
-	if now := s.snapshot(t).Life; now != life {
-		t.Errorf("after a restore of all the life is %q, was %q", now, life)
-	}
+	stays("a restore of all")
 	// Overwritten and compacted: it cannot be told, and is taken for lost, unless it is there as it was.
 	compact := func() {
 		server.With(func(ctx context.Context, c *clientv3.Client) error {
@@ -308,23 +297,19 @@ func TestLife(t *testing.T) {
 		server.Run()
 	}
 	compact()
-	if now := s.snapshot(t).Life; now != life {
-		t.Errorf("after compaction the life is %q, was %q", now, life)
-	}
+	stays("compaction")
 	other := node(prepared(t, server.URL()))
-	if g, err := settle(t, other, claim("k", 0xb00, 1, 0, 100)); err != nil || g.Granted != 100 {
-		t.Fatalf("%+v, %v", g, err)
-	}
+	grants(t, other, claim("k", 0xb00, 1, 0, 100), 100)
 	compact()
-	if now := s.snapshot(t).Life; now == life {
+	if now := snapshot(t, s).Life; now == life {
 		t.Errorf("the last write cannot be found any more, and the life is %q as before", now)
 	}
-	life = s.snapshot(t).Life
+	life = snapshot(t, s).Life
 	server.With(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.Delete(ctx, root, clientv3.WithPrefix())
 		return err
 	})
-	if now := s.snapshot(t).Life; now == life {
+	if now := snapshot(t, s).Life; now == life {
 		t.Errorf("all is deleted, and the life is %q as before", now)
 	}
 }
@@ -410,4 +395,65 @@ func TestErrors(t *testing.T) {
 			t.Errorf("nobody listens, and the error is %v", err)
 		}
 	}
+}
+
+// The user of the guide, with the keys below sluice/, can do all that a node does.
+func TestUserOfTheGuideSuffices(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	server.With(func(ctx context.Context, c *clientv3.Client) error {
+		if _, err := c.RoleAdd(ctx, "sluice"); err != nil {
+			return err
+		}
+		end, both := clientv3.GetPrefixRangeEnd("sluice/"), clientv3.PermissionType(clientv3.PermReadWrite)
+		if _, err := c.RoleGrantPermission(ctx, "sluice", "sluice/", end, both); err != nil {
+			return err
+		}
+		if _, err := c.UserAdd(ctx, "sluice", "password"); err != nil {
+			return err
+		}
+		_, err := c.UserGrantRole(ctx, "sluice", "sluice")
+		return err
+	})
+	server.Protect("secret")
+	s := prepared(t, strings.Replace(server.URL(), "://", "://sluice:password@", 1)+"?compact=false")
+	ctx := t.Context()
+	check := func(of string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", of, err)
+		}
+	}
+	l := account.NewCAS(s, "t:")
+	c := claim("k", 1, 1, 0, 6)
+	g, _ := settle(t, l, c)
+	check("a claim", g.Err)
+	check("a recall", s.Send(ctx, map[ratelimit.Holder][]string{1: {"name"}}))
+	check("the registry", s.Register(ctx, "node", "text", time.Minute, func(string, string, time.Duration) {}))
+	check("the registry", s.Register(ctx, "node", "", time.Minute, func(string, string, time.Duration) {}))
+	_, _, err := s.Drop(ctx, 0)
+	check("a sweep", err)
+	listening, cancel := context.WithCancel(ctx)
+	check("recalls", s.Listen(listening, 1, cancel, func(string) {}))
+	s.history = history{revision: 1}
+	if _, _, err = s.Drop(ctx, 0); !errors.Is(err, ErrCompact) {
+		t.Errorf("a compaction by that user: %v", err)
+	}
+}
+
+// What all stores of a table must do.
+func TestEtcdTable(t *testing.T) {
+	s := etcdtest.Start(t)
+	snapshot := s.Snapshot()
+	tabletest.Run(t, tabletest.Server{
+		Open: func(t testing.TB) table.Store {
+			return Feed{ledgertest.Prepared(t, Open, s.URL(), "t:")}
+		},
+		Restart: func() { s.Kill(); s.Run() },
+		Lose: func() {
+			s.Kill()
+			s.Restore(snapshot, "") // in the same place: its cluster has the same ID
+			s.Run()
+		},
+	})
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // script plays a queue whose batches take a time.
@@ -19,6 +17,12 @@ type script struct {
 	batches [][]int
 	left    []time.Duration // when each message left, by its number
 	flights atomic.Int32
+}
+
+// played plays a queue in a bubble of time.
+func played(t *testing.T, trip time.Duration, play func(*script)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { play(newScript(t, trip)) })
 }
 
 func newScript(t testing.TB, trip time.Duration) *script {
@@ -58,25 +62,24 @@ func TestBatchesByPace(t *testing.T) {
 		{100 * time.Microsecond, Gather, 150},
 		{10 * time.Microsecond, Gather, 40},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newScript(t, 500*time.Microsecond)
+		played(t, 500*time.Microsecond, func(s *script) {
 			s.Start(s.settle)
 			come := make([]time.Duration, 1000)
 			for i := range come {
 				come[i] = time.Since(s.began)
 				if !s.Send(i, time.Hour) {
-					t.Fatalf("every %v: %d was refused", c.every, i)
+					s.Fatalf("every %v: %d was refused", c.every, i)
 				}
 				time.Sleep(c.every)
 			}
 			s.Stop()
 			for i := range come {
 				if waited := s.left[i] - come[i]; waited > c.waits {
-					t.Errorf("every %v: message %d waited for %v, at most %v are declared", c.every, i, waited, c.waits)
+					s.Errorf("every %v: message %d waited for %v, at most %v are declared", c.every, i, waited, c.waits)
 				}
 			}
 			if n := len(s.batches); n > c.batches {
-				t.Errorf("every %v: %d batches, at most %d are expected", c.every, n, c.batches)
+				s.Errorf("every %v: %d batches, at most %d are expected", c.every, n, c.batches)
 			}
 		})
 	}
@@ -84,8 +87,7 @@ func TestBatchesByPace(t *testing.T) {
 
 // A message with a shorter time makes its batch leave, and patient ones leave along with it.
 func TestShortestWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScript(t, 0)
+	played(t, 0, func(s *script) {
 		s.Start(s.settle)
 		for i := range 100 { // they are frequent
 			s.Send(i, 0)
@@ -100,71 +102,66 @@ func TestShortestWait(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
 		if len(s.batches) != 1 || !slices.Equal(s.batches[0], []int{201, 200}) {
-			t.Errorf("they left as %v", s.batches)
+			s.Errorf("they left as %v", s.batches)
 		}
 		s.Later(202, 50*time.Millisecond)
 		time.Sleep(49 * time.Millisecond)
 		if synctest.Wait(); s.Len() != 1 {
-			t.Error("a patient message left early")
+			s.Error("a patient message left early")
 		}
 		time.Sleep(time.Millisecond)
 		if synctest.Wait(); s.Len() != 0 {
-			t.Error("a patient message has not left after its time")
+			s.Error("a patient message has not left after its time")
 		}
 	})
 }
 
-// While as many batches are in flight as may be, messages wait, and leave with the first answer. None is lost, and none
-// is refused before the queue is full.
+// While as many batches are in flight as may be, messages wait, and leave with the first answer. None is lost, and
+// none is refused before the queue is full.
 func TestFullFlights(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScript(t, time.Second)
+	played(t, time.Second, func(s *script) {
 		s.Start(s.settle)
 		for i := range 4 {
 			s.Send(i, 0)
 		}
 		for i := range s.Size {
 			if !s.Send(10+i, 0) || !s.Later(2000+i, 0) {
-				t.Fatalf("message %d was refused", i)
+				s.Fatalf("message %d was refused", i)
 			}
 		}
 		if s.Send(5000, 0) || s.Later(5001, 0) {
-			t.Error("a full queue takes another message")
+			s.Error("a full queue takes another message")
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if n := len(s.batches); n != 8 || s.Len() != 2*s.Size-4*BatchSize {
-			t.Errorf("%d batches left, and %d messages wait", n, s.Len())
+			s.Errorf("%d batches left, and %d messages wait", n, s.Len())
 		}
 		for _, b := range s.batches[4:] {
-			if patient := len(b) - indexOf(b, 2000); patient < BatchSize/2 {
-				t.Errorf("only %d patient messages leave with others", patient)
+			if patient := len(b) - slices.IndexFunc(b, func(m int) bool { return m >= 2000 }); patient < BatchSize/2 {
+				s.Errorf("only %d patient messages leave with others", patient)
 			}
 		}
 		s.Stop()
 		if s.Len() > 0 || s.Send(5002, 0) || s.Later(5003, 0) {
-			t.Errorf("%d messages wait after the end, or others come", s.Len())
+			s.Errorf("%d messages wait after the end, or others come", s.Len())
 		}
 		var all []int
 		for _, b := range s.batches {
 			all = append(all, b...)
 		}
 		if slices.Sort(all); len(all) != 4+2*s.Size || len(slices.Compact(all)) != len(all) {
-			t.Errorf("%d of %d messages were sent", len(all), 4+2*s.Size)
+			s.Errorf("%d of %d messages were sent", len(all), 4+2*s.Size)
 		}
 	})
-}
-
-// indexOf is the index of the first message from a number on.
-func indexOf(batch []int, least int) int {
-	return slices.IndexFunc(batch, func(m int) bool { return m >= least })
 }
 
 // A driver takes batches itself: those that are due, and no more than may be in flight.
 func TestTake(t *testing.T) {
 	now := instant(0)
 	q := Queue[int]{Options: Options{
-		Size: 10, Patient: 10, Flights: func() int { return 1 }, Clock: func() ratelimit.Instant { return now }, After: func(time.Duration, func()) {},
+		Size: 10, Patient: 10, Flights: func() int { return 1 }, Clock: func() instant { return now },
+		After: func(time.Duration, func()) {},
 	}}
 	if q.Take() != nil || q.Rest() != nil {
 		t.Error("there is a batch of nothing")
@@ -193,14 +190,13 @@ func TestTake(t *testing.T) {
 // Timers may be early or late. Messages leave at their time, or with the next one.
 func TestTimersAreInexact(t *testing.T) {
 	for _, shift := range []time.Duration{-time.Microsecond, time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newScript(t, 0)
+		played(t, 0, func(s *script) {
 			s.After = func(d time.Duration, do func()) { time.AfterFunc(max(1, d+shift), do) }
 			s.Start(s.settle)
 			s.Later(0, 10*time.Millisecond)
 			if time.Sleep(20 * time.Millisecond); shift < 0 {
 				if synctest.Wait(); s.Len() != 0 {
-					t.Error("after an early timer a message stays")
+					s.Error("after an early timer a message stays")
 				}
 			}
 			came := time.Since(s.began)
@@ -209,7 +205,7 @@ func TestTimersAreInexact(t *testing.T) {
 			}
 			synctest.Wait()
 			if waited := s.left[1] - came; s.Len() > 0 || waited > 0 {
-				t.Errorf("timers are off by %v: %d messages stay, and the first waited for %v", shift, s.Len(), waited)
+				s.Errorf("timers are off by %v: %d messages stay, and the first waited for %v", shift, s.Len(), waited)
 			}
 			s.Stop()
 		})

@@ -87,3 +87,11 @@ func Settle(t testing.TB, l account.Ledger, c account.Claim) (account.Grant, err
 	_, _, err := l.Settle(ctx, []account.Claim{c}, g)
 	return g[0], err
 }
+
+// Grants settles one claim, which must be granted so much.
+func Grants(t testing.TB, l account.Ledger, c account.Claim, want tokens) {
+	t.Helper()
+	if g, err := Settle(t, l, c); err != nil || g.Err != nil || g.Granted != want {
+		t.Fatalf("granted are %+v, %v, and not %d", g, err, want)
+	}
+}

@@ -101,7 +101,8 @@ func record(t *testing.T, s, twin Database) {
 	}
 }
 
-func snapshot(t *testing.T, s account.Store, names ...string) account.Snapshot {
+// Snapshot reads records by their names.
+func Snapshot(t testing.TB, s account.Store, names ...string) account.Snapshot {
 	t.Helper()
 	keys := make([]account.StoreKey, len(names))
 	for i, name := range names {
@@ -117,7 +118,7 @@ func snapshot(t *testing.T, s account.Store, names ...string) account.Snapshot {
 // write makes changes of one message separately; and all of 300, which exceeds a transaction of etcd.
 func write(t *testing.T, s Database) {
 	names, changes := make([]string, 300), make([]account.Change, 300)
-	x := snapshot(t, s)
+	x := Snapshot(t, s)
 	until := x.Now + ratelimit.LedgerTime(10*time.Minute/time.Microsecond)
 	for i := range changes {
 		names[i] = fmt.Sprint(t.Name(), i)
@@ -132,7 +133,7 @@ func write(t *testing.T, s Database) {
 			t.Fatalf("change %d was not made", i)
 		}
 	}
-	x = snapshot(t, s, names...)
+	x = Snapshot(t, s, names...)
 	if err != nil || x.Records[299].Version == 0 || len(x.Records[7].Data) != 1<<20 || x.Life != life {
 		t.Fatal(err, x.Life)
 	}
@@ -148,12 +149,12 @@ func write(t *testing.T, s Database) {
 	if err != nil || fmt.Sprint(made) != "[true false false false true]" {
 		t.Errorf("made were %v, %v", made, err)
 	}
-	y := snapshot(t, s, names[0], names[1], t.Name()+"new")
+	y := Snapshot(t, s, names[0], names[1], t.Name()+"new")
 	if y.Records[0].Data[0] != 2 || y.Records[0].Version <= x.Records[0].Version ||
 		y.Records[1].Data[0] != 1 || y.Records[2].Version != 0 {
 		t.Errorf("the records are %+v", y)
 	}
-	some[0].Version = snapshot(t, s, names[0]).Records[0].Version
+	some[0].Version = Snapshot(t, s, names[0]).Records[0].Version
 	made, err = s.Write(t.Context(), life+"1", some[:1])
 	if !errors.Is(err, account.ErrLife) && (err != nil || made[0]) {
 		t.Errorf("in another life it made %v, %v", made, err)

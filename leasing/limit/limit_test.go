@@ -66,7 +66,25 @@ func ExampleNewRule() {
 	// limit: rule "": it has no name; Requests is -1, must be between 0 and 1000000000000; Burst is 3, and only a TokenBucket has one
 }
 
-func testRuleOf(t testing.TB, l ratelimit.Limit) *limit.Rule {
+// opened is a limiter that ends with the test. With a server it has a client of its own.
+func opened(t *testing.T, server *redistest.Server, prefix string) *limit.Limiter {
+	t.Helper()
+	o := limit.Options{Prefix: prefix}
+	if server != nil {
+		client := server.Client()
+		t.Cleanup(func() { _ = client.Close() })
+		o.Redis = client
+	}
+	l, err := limit.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func yearly(t testing.TB, n ratelimit.Tokens) *limit.Rule {
+	l := ratelimit.Limit{Requests: n, Unit: ratelimit.Year}
 	sharing := ratelimit.DefaultCoordination()
 	sharing.StoreDeadline = time.Second // longer than any pause of this machine
 	sharing.OnStoreFailure = ratelimit.FailClosed
@@ -81,16 +99,11 @@ func testRuleOf(t testing.TB, l ratelimit.Limit) *limit.Rule {
 // leased and did not spend, the others get when it is closed.
 func TestLimitersShareARedis(t *testing.T) {
 	server := redistest.Start(t)
-	rule := testRuleOf(t, ratelimit.Limit{Requests: 500, Unit: ratelimit.Year})
+	rule := yearly(t, 500)
 	var admitted atomic.Int64
 	all := make([]*limit.Limiter, 3)
 	for i := range all {
-		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-		defer client.Close()
-		var err error
-		if all[i], err = limit.New(context.Background(), limit.Options{Redis: client, Prefix: "lib:"}); err != nil {
-			t.Fatal(err)
-		}
+		all[i] = opened(t, server, "lib:")
 	}
 	take := func(l *limit.Limiter) bool {
 		d, err := l.Take(context.Background(), rule.Key("k"), 1)
@@ -138,45 +151,55 @@ func TestWrongOptionsAndRules(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	approx, nothing := ratelimit.DefaultCoordination(), ratelimit.Coordination{}
+	approx := ratelimit.DefaultCoordination()
 	approx.Mode = ratelimit.Approx
 	minute := ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute}
-	billed := billedFrom(t, 15, "Europe/Berlin")
-	with := func(change func(*ratelimit.Limit)) func() (*limit.Rule, error) {
-		l := billed
-		change(&l)
-		return func() (*limit.Rule, error) { return limit.NewRule("r", l) }
+	calendar, err := zone.Calendar(15, "Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
 	}
+	billed := ratelimit.Limit{Unit: ratelimit.Month, Requests: 10}.Billed(calendar)
 	if _, err := limit.NewRule("r", billed); err != nil {
 		t.Error(err)
 	}
-	for want, rule := range map[string]func() (*limit.Rule, error){
-		"Unit is 0": func() (*limit.Rule, error) { return limit.NewRule("r", ratelimit.Limit{Requests: 1}) },
-		"Multiplier is 525601, must be at most 525600": func() (*limit.Rule, error) {
-			return limit.NewRule("r", ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601})
+	with := func(l ratelimit.Limit, change func(*ratelimit.Limit)) ratelimit.Limit {
+		change(&l)
+		return l
+	}
+	for want, of := range map[string]struct {
+		limit   ratelimit.Limit
+		sharing []ratelimit.Coordination
+	}{
+		"Unit is 0": {ratelimit.Limit{Requests: 1}, nil},
+		"Multiplier is 525601, must be at most 525600": {
+			with(minute, func(l *ratelimit.Limit) { l.Multiplier = 525_601 }), nil,
 		},
-		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": with(func(l *ratelimit.Limit) { l.Unit = ratelimit.Month }),
-		"Unit is 9 and its calendar no calendar, must be":                with(func(l *ratelimit.Limit) { l.Calendar = 0 }),
-		"Algorithm is sliding_window and Multiplier 0, must be":          with(func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }),
-		"Algorithm is fixed_window and Multiplier 2, must be":            with(func(l *ratelimit.Limit) { l.Unit, l.Calendar, l.Multiplier = ratelimit.CalendarMonth, 0, 2 }),
-		"Ceiling is 1, must be 0":                                        with(func(l *ratelimit.Limit) { l.Ceiling = 1 }),
-		"mode is approx, must be leasing":                                func() (*limit.Rule, error) { return limit.NewRule("r", minute, approx) },
-		"max_nodes is 0, must be between 1 and 10000":                    func() (*limit.Rule, error) { return limit.NewRule("r", minute, nothing) },
-		"2 coordinations, must have at most one":                         func() (*limit.Rule, error) { return limit.NewRule("r", minute, approx, approx) },
+		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": {
+			with(billed, func(l *ratelimit.Limit) { l.Unit = ratelimit.Month }), nil,
+		},
+		"Unit is 9 and its calendar no calendar, must be": {
+			with(billed, func(l *ratelimit.Limit) { l.Calendar = 0 }), nil,
+		},
+		"Algorithm is sliding_window and Multiplier 0, must be": {
+			with(billed, func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }), nil,
+		},
+		"Algorithm is fixed_window and Multiplier 2, must be": {
+			ratelimit.Limit{Requests: 1, Unit: ratelimit.CalendarMonth, Multiplier: 2}, nil,
+		},
+		"Ceiling is 1, must be 0":                     {with(billed, func(l *ratelimit.Limit) { l.Ceiling = 1 }), nil},
+		"mode is approx, must be leasing":             {minute, []ratelimit.Coordination{approx}},
+		"max_nodes is 0, must be between 1 and 10000": {minute, make([]ratelimit.Coordination, 1)},
+		"2 coordinations, must have at most one":      {minute, []ratelimit.Coordination{approx, approx}},
 	} {
-		if _, err := rule(); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := limit.NewRule("r", of.limit, of.sharing...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }
 
 func TestWrongQuestions(t *testing.T) {
-	l, err := limit.New(context.Background(), limit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	key := testRuleOf(t, ratelimit.Limit{Requests: 5, Unit: ratelimit.Year}).Key("k")
+	l := opened(t, nil, "")
+	key := yearly(t, 5).Key("k")
 	if _, err := l.Take(context.Background(), limit.Key{}, 1); !errors.Is(err, limit.ErrNoRule) {
 		t.Error(err)
 	}
@@ -196,15 +219,9 @@ func TestWrongQuestions(t *testing.T) {
 
 // A decision of a lone program, and one from a lease, allocates nothing.
 func TestTakeDoesNotAllocate(t *testing.T) {
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-	defer client.Close()
-	for name, o := range map[string]limit.Options{"alone": {}, "with Redis": {Redis: client}} {
-		l, err := limit.New(context.Background(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key := testRuleOf(t, ratelimit.Limit{Requests: 1_000_000_000, Unit: ratelimit.Year}).Key("k")
+	for name, server := range map[string]*redistest.Server{"alone": nil, "with Redis": redistest.Start(t)} {
+		l := opened(t, server, "")
+		key := yearly(t, 1_000_000_000).Key("k")
 		ctx := context.Background()
 		for range 1000 {
 			_, _ = l.Take(ctx, key, 1)
@@ -212,30 +229,13 @@ func TestTakeDoesNotAllocate(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() { _, _ = l.Take(ctx, key, 1) }); n >= 1 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
-		l.Close()
 	}
-}
-
-func billedFrom(t *testing.T, day int, name string) ratelimit.Limit {
-	t.Helper()
-	c, err := zone.Calendar(day, name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ratelimit.Limit{Unit: ratelimit.Month, Requests: 10}.Billed(c)
 }
 
 // The first calls on an empty Redis pass. A refused call says when to come again.
 func TestFirstCallsOnAnEmptyRedis(t *testing.T) {
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-	defer client.Close()
-	l, err := limit.New(t.Context(), limit.Options{Redis: client})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	key := testRuleOf(t, ratelimit.Limit{Requests: 5, Unit: ratelimit.Year}).Key("k")
+	l := opened(t, redistest.Start(t), "")
+	key := yearly(t, 5).Key("k")
 	for i := range 7 {
 		d, err := l.Take(t.Context(), key, 1)
 		if err != nil || d.Allowed != (i < 5) || d.WithoutRedis || (d.RetryAfter() > 0) == d.Allowed {

@@ -16,9 +16,11 @@ import (
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/table/tabletest"
 )
 
-var node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
+var node, settle, claim, grants = ledgertest.Node, ledgertest.Settle, ledgertest.Claim, ledgertest.Grants
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()
@@ -38,9 +40,7 @@ func TestPromotedStandby(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g, err := settle(t, l, claim("k", 0xa00, 1, 0, 700)); err != nil || g.Granted != 700 {
-		t.Fatalf("%+v, %v", g, err)
-	}
+	grants(t, l, claim("k", 0xa00, 1, 0, 700), 700)
 	server.Kill()
 	if _, err := settle(t, l, claim("k", 0xa00, 2, 700, 1)); err == nil {
 		t.Error("a dead primary and a standby that is none yet have answered")
@@ -96,9 +96,7 @@ func TestRestoredCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := server.Standby("copy") // as of now
-	if g, err := settle(t, l, claim("k", 0xa00, 1, 0, 700)); err != nil || g.Granted != 700 {
-		t.Fatalf("%+v, %v", g, err)
-	}
+	grants(t, l, claim("k", 0xa00, 1, 0, 700), 700)
 	copied.Promote()
 	after, err := node(prepared(t, copied.URL())).Verify(t.Context())
 	if err != nil || after.ID == before.ID {
@@ -142,9 +140,9 @@ func TestErrors(t *testing.T) {
 func TestDrop(t *testing.T) {
 	server := pgtest.Start(t)
 	s := prepared(t, server.URL())
-	now := s.now(t)
+	began := ledgertest.Snapshot(t, s)
+	now, life := began.Now, began.Life
 	minute := ratelimit.LedgerTime(time.Minute / time.Microsecond)
-	life := s.lifeNow(t)
 	write := func(over ratelimit.LedgerTime, n int) {
 		t.Helper()
 		for from := 0; from < n; from += 1000 {
@@ -163,14 +161,15 @@ func TestDrop(t *testing.T) {
 	const accounts = 16_000
 	write(now+minute, accounts)
 	size := func() int64 {
-		return server.Int("SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = 'sluice_accounts'::regclass")
+		return server.Int("SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits " +
+			"WHERE inhparent = 'sluice_accounts'::regclass")
 	}
 	most := size()
-	began := time.Now()
+	begun := time.Now()
 	if _, more, err := s.Drop(t.Context(), now+minute+2*partitionWidth); err != nil || more {
 		t.Fatal(more, err)
 	}
-	took := time.Since(began)
+	took := time.Since(begun)
 	if n := server.Int("SELECT count(*) FROM sluice_accounts"); n != 0 || took > time.Second {
 		t.Errorf("%d accounts are left after %v", n, took)
 	}
@@ -185,35 +184,20 @@ func TestDrop(t *testing.T) {
 	if n := size(); n > most {
 		t.Errorf("after an hour of windows the tables have %d bytes; %d accounts had %d", n, accounts, most)
 	}
-	t.Logf("%d accounts went in %v; they had %d bytes, and an hour of minute windows left %d", accounts, took, most, size())
+	t.Logf("%d accounts went in %v; they had %d bytes, and an hour of minute windows left %d",
+		accounts, took, most, size())
 	// Buckets go one by one.
 	for i := range 100 {
-		c := account.Change{StoreKey: account.StoreKey{Name: fmt.Sprint("b", i)}, Data: []byte{1}, Until: now + ratelimit.LedgerTime(i)}
+		c := account.Change{StoreKey: account.StoreKey{Name: fmt.Sprint("b", i)}, Data: []byte{1}}
+		c.Until = now + ratelimit.LedgerTime(i)
 		if _, err := s.Write(t.Context(), life, []account.Change{c}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n, _, err := s.Drop(t.Context(), now+49); err != nil || n < 50 || server.Int("SELECT count(*) FROM sluice_accounts_0") != 50 {
-		t.Errorf("%d were dropped, %v", n, err)
+	n, _, err := s.Drop(t.Context(), now+49)
+	if left := server.Int("SELECT count(*) FROM sluice_accounts_0"); err != nil || n < 50 || left != 50 {
+		t.Errorf("%d were dropped, and %d are left: %v", n, left, err)
 	}
-}
-
-func (s *Store) now(t *testing.T) ratelimit.LedgerTime {
-	t.Helper()
-	x, err := s.Read(t.Context(), nil)
-	if err != nil || len(x.Records) != 0 {
-		t.Fatal(x, err)
-	}
-	return x.Now
-}
-
-func (s *Store) lifeNow(t *testing.T) string {
-	t.Helper()
-	x, err := s.Read(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x.Life
 }
 
 // Nodes that start together on an empty database all get their tables.
@@ -229,4 +213,16 @@ func TestMigrateTogether(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// What all stores of a table must do.
+func TestPostgresTable(t *testing.T) {
+	s := pgtest.Start(t)
+	tabletest.Run(t, tabletest.Server{
+		Open: func(t testing.TB) table.Store {
+			return Feed{ledgertest.Prepared(t, Open, s.URL(), "t:")}
+		},
+		Restart: func() { s.Kill(); s.Run() },
+		Lose:    func() { s.Exec("TRUNCATE sluice_table, sluice_feed") },
+	})
 }

@@ -6,35 +6,21 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Shards are of different sizes, and have all keys between them.
-func TestShardsHaveDifferentShares(t *testing.T) {
-	for _, n := range []int{1, 2, 64, 256} {
-		ends := shardEnds(n)
-		if ends[n-1] != 1<<shardBits {
-			t.Errorf("%d shards end at %d", n, ends[n-1])
-		}
-		for i := 1; i < n; i++ {
-			if ends[i] <= ends[i-1] {
-				t.Errorf("shard %d of %d is empty", i, n)
-			}
-		}
-	}
-	for _, limit := range []int{1, 10, 1 << 12, 1_000_000} {
-		_, shares := NewSharding(limit)
-		sum := 0
-		for _, share := range shares {
-			sum += share
-		}
-		if sum != limit {
-			t.Errorf("shards of %d keys have room for %d", limit, sum)
+// A table has as many locks as it is large, up to 256, and none for fewer than a thousand keys.
+func TestShardsForSoManyKeys(t *testing.T) {
+	for keys, want := range map[int]int{
+		0: 1, 1: 1, 2047: 1, 2048: 2, 4095: 2, 4096: 4, 1 << 18: 256, 1<<18 - 1: 128, 1 << 30: 256,
+	} {
+		if got := ShardCount(keys); got != want {
+			t.Errorf("%d keys are in %d shards, and not in %d", keys, got, want)
 		}
 	}
 }
 
-// A key's shard goes by the first bits of its hash: shards follow one another, none is left out, and
-// none is more than about twice as large as another.
+// A key's shard goes by the first bits of its hash: shards follow one another, and none is left out. Each has room
+// for its part of the hashes, and together they have room for the limit.
 func TestShardOfAKey(t *testing.T) {
-	for _, limit := range []int{100, 1 << 12, 1 << 20} {
+	for _, limit := range []int{1, 10, 100, 1 << 12, 1_000_000, 1 << 20} {
 		s, shares := NewSharding(limit)
 		counts := make([]int, len(shares))
 		last := uint8(0)
@@ -46,25 +32,22 @@ func TestShardOfAKey(t *testing.T) {
 			last = shard
 			counts[shard]++
 		}
+		sum := 0
 		for shard, n := range counts {
-			if want := limit * n >> shardBits; shares[shard] < want || shares[shard] > want+1 {
-				t.Errorf("shard %d of %d has %d of %d hashes, and room for %d of %d keys", shard, len(shares), n, 1<<shardBits, shares[shard], limit)
+			sum += shares[shard]
+			if want := limit * n >> shardBits; n == 0 || shares[shard] < want || shares[shard] > want+1 {
+				t.Errorf("shard %d of %d has %d of %d hashes, and room for %d of %d keys",
+					shard, len(shares), n, 1<<shardBits, shares[shard], limit)
 			}
+		}
+		if sum != limit {
+			t.Errorf("shards of %d keys have room for %d", limit, sum)
 		}
 	}
 	a, _ := NewSharding(1)
 	b, _ := NewSharding(1)
 	if a.Hash.ID([]byte("k")) == b.Hash.ID([]byte("k")) {
 		t.Error("clients know where their keys are")
-	}
-}
-
-// A table has as many locks as it is large, up to 256, and none for fewer than a thousand keys.
-func TestShardsForSoManyKeys(t *testing.T) {
-	for keys, want := range map[int]int{0: 1, 1: 1, 2047: 1, 2048: 2, 4095: 2, 4096: 4, 1 << 18: 256, 1<<18 - 1: 128, 1 << 30: 256} {
-		if got := ShardCount(keys); got != want {
-			t.Errorf("%d keys are in %d shards, and not in %d", keys, got, want)
-		}
 	}
 }
 

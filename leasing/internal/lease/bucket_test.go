@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"flag"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,8 +15,8 @@ import (
 
 var bucketSeeds = flag.Uint64("bucket-histories", 5000, "how many histories TestBucketHistories plays")
 
-// drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash, and
-// costs are charged and refunded after the fact.
+// drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash,
+// and costs are charged and refunded after the fact.
 type drinkers struct {
 	*testing.T
 	*rand.Rand
@@ -22,14 +24,18 @@ type drinkers struct {
 	ledger *account.Memory
 	now    instant
 	nodes  []*drinker
-	late   []func() // messages and answers under way, each with its time in times
-	times  []instant
+	late   []letter // messages and answers under way
 	// level is that of the bucket in truth, which spends at the instant of each admission. Invariant: what is admitted
 	// never takes it below 0.
 	level, credit float64 // credit is refunds, which may take effect at any time
 	calm          bool    // no refunds, losses, pauses nor crashes: they hide an excess
 	at            instant
 	admitted      tokens
+}
+
+type letter struct {
+	at instant
+	do func()
 }
 
 type drinker struct {
@@ -80,7 +86,8 @@ func (d *drinkers) spend(n tokens, admits bool) {
 	}
 	slack := 1e-6 * (1 + float64(d.limit.Requests))
 	if admits && d.level < -slack {
-		d.Fatalf("%d are admitted at %v, and the bucket has %g too few, of %v", n, time.Duration(d.now), -d.level, d.limit)
+		d.Fatalf("%d are admitted at %v, and the bucket has %g too few, of %v",
+			n, time.Duration(d.now), -d.level, d.limit)
 	}
 }
 
@@ -95,7 +102,10 @@ func (d *drinkers) claim(n *drinker) {
 	written := d.now
 	n.seq++
 	q := Asking{Now: d.now, Epoch: ratelimit.Epoch{ID: 1}}
-	c := account.Claim{Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need, Want: need + tokens(d.IntN(20))}
+	c := account.Claim{
+		Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need,
+		Want: need + tokens(d.IntN(20)),
+	}
 	n.Write(&n.last, uint32(n.seq), c, &q)
 	m := n.last
 	trip := []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond}[d.IntN(3)]
@@ -133,24 +143,20 @@ func (d *drinkers) claim(n *drinker) {
 func (d *drinkers) lost() bool { return !d.calm && d.IntN(5) == 0 }
 
 func (d *drinkers) in(after time.Duration, do func()) {
-	d.late, d.times = append(d.late, do), append(d.times, d.now.Add(after))
+	d.late = append(d.late, letter{d.now.Add(after), do})
 }
 
+// deliver delivers what is due, in the order of its time.
 func (d *drinkers) deliver() {
-	for {
-		first := -1
-		for i, at := range d.times {
-			if at <= d.now && (first < 0 || at < d.times[first]) {
-				first = i
-			}
-		}
-		if first < 0 {
+	first := func(a, b letter) int { return cmp.Compare(a.at, b.at) }
+	for len(d.late) > 0 {
+		l := slices.MinFunc(d.late, first)
+		if l.at > d.now {
 			return
 		}
-		do := d.late[first]
-		d.late = append(d.late[:first], d.late[first+1:]...)
-		d.times = append(d.times[:first], d.times[first+1:]...)
-		do()
+		i := slices.IndexFunc(d.late, func(x letter) bool { return x.at == l.at })
+		d.late = slices.Delete(d.late, i, i+1)
+		l.do()
 	}
 }
 
@@ -201,40 +207,74 @@ func TestBucketHistories(t *testing.T) {
 	}
 }
 
+// lessee is one node's bucket, on a ledger in memory.
+type lessee struct {
+	*testing.T
+	Entry
+	limit  ratelimit.Limit
+	ledger *account.Memory
+	now    instant
+	seq    uint64
+}
+
+func newLessee(t *testing.T, unit ratelimit.Unit, n tokens) *lessee {
+	l := &lessee{T: t, Entry: Entry{&Key{}, &Use{}}, now: instant(time.Hour)}
+	l.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: unit, Multiplier: 1, Requests: n, Burst: n}
+	l.ledger = account.NewMemory(func() ledgerTime { return 1e15 + ledgerTime(l.now/instant(time.Microsecond)) })
+	l.Enter(l.now, &LedgerClock{At: 1}, &l.limit)
+	return l
+}
+
+// claims writes a claim, and settles it. answer applies its answer.
+func (l *lessee) claims(need tokens, q Asking) (c account.Claim, answer func() bool) {
+	var m Message
+	l.seq++
+	q.Now = l.now
+	l.ReturnVain(l.now, &l.limit)
+	l.Wants(l.now, need, Sizing{Rule: testRule(l.limit), Nodes: 1})
+	c = account.Claim{Key: "k", Limit: l.limit, Holder: 7, Seq: l.seq, Need: need}
+	l.Write(&m, uint32(l.seq), c, &q)
+	g := make([]account.Grant, 1)
+	if _, _, err := l.ledger.Settle(l.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
+		l.Fatal(err, g[0].Err)
+	}
+	return m.Claim, func() bool { return l.Apply(&m, &g[0], &Answer{Now: l.now, Epoch: q.Epoch}) }
+}
+
+// A claim that was written just before the node's clock called the epoch young is answered in the young epoch. It
+// stated no level: that the bucket was empty is not lost with it.
+func TestClaimThatIsOvertakenByAYoungEpoch(t *testing.T) {
+	l := newLessee(t, ratelimit.Year, 100)
+	l.Waits(100)
+	_, answer := l.claims(100, Asking{Epoch: ratelimit.Epoch{ID: 1}})
+	answer() // all of the bucket
+	l.Granted = 0
+	l.ledger.Lose(nil, "2")
+	young := ratelimit.Epoch{ID: 2, Began: 1e15, Ends: 1e16}
+	l.Waits(1)
+	if _, answer = l.claims(1, Asking{Epoch: young}); answer() {
+		t.Fatal("a grant in a young epoch counts")
+	}
+	l.Waits(0)
+	if c, _ := l.claims(0, Asking{Epoch: young, Young: true}); c.Taken > 1 {
+		t.Errorf("the node states a level of at most %d, and the bucket was empty", c.Taken)
+	}
+}
+
 // A request leaves while a later claim is under way. What was granted for it has refilled since its own claim.
 func TestReturnOfAnEarlierGrant(t *testing.T) {
-	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: 1, Requests: 10, Burst: 10}
-	now := instant(time.Hour)
-	ledger := account.NewMemory(func() ledgerTime { return ledgerTime(now / instant(time.Microsecond)) })
-	k := Entry{&Key{}, &Use{}}
-	k.Enter(now, &LedgerClock{At: 1}, &limit)
-	var seq uint64
-	returned := tokens(0)
-	claim := func(need tokens) (answer func()) {
-		var m Message
-		seq++
-		spent := k.Spent
-		k.ReturnVain(now, &limit)
-		k.Wants(now, need, Sizing{Rule: &ratelimit.Rule{Limit: limit}, Nodes: 1})
-		returned += spent - k.Spent
-		c := account.Claim{Key: "k", Limit: limit, Holder: 7, Seq: seq, Need: need}
-		k.Write(&m, uint32(seq), c, &Asking{Now: now, Epoch: ratelimit.Epoch{ID: 1}})
-		g := make([]account.Grant, 1)
-		if _, _, err := ledger.Settle(t.Context(), []account.Claim{m.Claim}, g); err != nil || g[0].Err != nil {
-			t.Fatal(err, g[0].Err)
-		}
-		return func() { k.Apply(&m, &g[0], &Answer{Now: now, Epoch: ratelimit.Epoch{ID: 1}}) }
-	}
-	k.Waits(5)
-	claim(5)()
-	now = now.Add(200 * time.Millisecond)
-	answer := claim(0)
-	k.Waits(0)
+	l, known := newLessee(t, ratelimit.Second, 10), Asking{Epoch: ratelimit.Epoch{ID: 1}}
+	l.Waits(5)
+	_, answer := l.claims(5, known)
 	answer()
-	now = now.Add(10 * time.Millisecond)
-	claim(0)
-	// In 210 ms, 2.1 tokens have refilled.
-	if returned != 2 {
+	l.now = l.now.Add(200 * time.Millisecond)
+	_, answer = l.claims(0, known)
+	l.Waits(0)
+	answer()
+	l.now = l.now.Add(10 * time.Millisecond)
+	spent := l.Spent
+	l.ReturnVain(l.now, &l.limit)
+	if returned := spent - l.Spent; returned != 2 { // in 210 ms, 2.1 tokens have refilled
 		t.Errorf("%d of 5 are returned, and 3 may have refilled", returned)
 	}
 }

@@ -16,34 +16,43 @@ func testRule(l ratelimit.Limit) *ratelimit.Rule {
 // A rate exists from the second claim on. It rises at once to the rate that the tokens prove, because a lease that is
 // too small makes requests wait. Beyond that, and where it falls, a second halves the difference, because a pause is
 // no proof. A burst's first requests come within microseconds, and count as if they took 10 ms: the lease would last
-// for hours.
+// for hours. Between claims refused requests count, so that the demand for a refused key stays the same.
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
-	var d Demand
-	d.Used = 1000
-	d.Measure(second, 0)
-	if d.PerSec != 0 {
-		t.Errorf("%v a second after the first claim: nobody knows since when", d.PerSec)
-	}
-	at := second
-	for _, step := range []struct {
-		used, waiting tokens
-		want          float64
+	for _, c := range []struct {
+		perSec                 float64
+		after                  time.Duration // 0: after the first claim
+		used, refused, waiting tokens
+		least, most            float64
 	}{
-		{100, 0, 80}, {100, 0, 90}, {30, 60, 90}, {400, 0, 360}, {160, 0, 260}, {0, 0, 130}, {4, 0, 67},
+		{0, 0, 1000, 0, 0, 0, 0}, // since when is unknown
+		{0, time.Second, 100, 0, 0, 80, 80},
+		{80, time.Second, 100, 0, 0, 90, 90},
+		{90, time.Second, 30, 0, 60, 90, 90},
+		{90, time.Second, 400, 0, 0, 360, 360}, // 400 less two deviations of 20 are proven
+		{360, time.Second, 160, 0, 0, 260, 260},
+		{260, time.Second, 0, 0, 0, 130, 130}, // it rests
+		{130, time.Second, 4, 0, 0, 67, 67},
+		{100, 9 * time.Second, 0, 0, 0, 10, 10},
+		{100, time.Millisecond, 1, 0, 0, 95, 105}, // a moment says nothing
+		{0, time.Microsecond, 100, 0, 0, 8000, 8000},
+		{100, time.Second, 50, 50, 0, 100, 100},
+		{100, time.Second, 0, 400, 0, 360, 360},
 	} {
-		at += second
-		d.Used, d.Refused = step.used, 7
-		d.Measure(at, step.waiting)
-		if d.PerSec != step.want {
-			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v", step.used, step.waiting, d.PerSec, step.want)
+		d, now := Demand{PerSec: c.perSec, Used: c.used, Refused: c.refused}, second.Add(c.after)
+		if c.after > 0 {
+			d.Since = second
 		}
-		if d.Used != 0 || d.Refused != 0 {
-			t.Errorf("%d used and %d refused are counted again", d.Used, d.Refused)
+		got := d.Rate(now)
+		again := d.Rate(now) // reading changes nothing
+		if c.refused == 0 {
+			d.Measure(now, c.waiting)
+			if got = d.PerSec; c.waiting == 0 && got != again || d.Used != 0 {
+				t.Errorf("%+v: between claims the rate is %v, and then %v; %d are counted again", c, again, got, d.Used)
+			}
 		}
-	}
-	d = Demand{Since: second, Used: 100}
-	if d.Measure(second.Add(time.Microsecond), 0); d.PerSec != 8000 { // 100 less two deviations of 10
-		t.Errorf("100 requests in a microsecond make %v a second", d.PerSec)
+		if got < c.least || got > c.most {
+			t.Errorf("%+v: the rate is %v", c, got)
+		}
 	}
 }
 
@@ -64,32 +73,6 @@ func TestDemandOfChance(t *testing.T) {
 	}
 	if d.PerSec < 5 {
 		t.Errorf("%v a second where 7 come", d.PerSec)
-	}
-}
-
-// Between two claims the rate is the one that a claim would measure, and refused requests count: the demand for a
-// refused key stays the same. Reading it changes nothing.
-func TestDemandBetweenClaims(t *testing.T) {
-	d := Demand{PerSec: 100, Since: second}
-	for _, c := range []struct {
-		after         time.Duration
-		used, refused tokens
-		least, most   float64
-	}{
-		{time.Millisecond, 1, 0, 95, 105}, // a moment says nothing
-		{time.Second, 50, 50, 100, 100},
-		{time.Second, 0, 0, 50, 50}, // it rests
-		{9 * time.Second, 0, 0, 10, 10},
-		{time.Second, 0, 400, 360, 360}, // 400 less two deviations of 20 are proven
-	} {
-		d.Used, d.Refused = c.used, c.refused
-		now := second.Add(c.after)
-		if got := d.Rate(now); got < c.least || got > c.most || got != d.Rate(now) {
-			t.Errorf("%v after a claim, with %d used and %d refused, the rate of 100 is %v, and not %v to %v", c.after, c.used, c.refused, got, c.least, c.most)
-		}
-	}
-	if got := (&Demand{}).Rate(second); got != 0 {
-		t.Errorf("before the first claim it is %v", got)
 	}
 }
 

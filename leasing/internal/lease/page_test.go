@@ -60,20 +60,26 @@ func TestPageFormulas(t *testing.T) {
 	page.Says("`limit / (5 x max(4, nodes))`")
 	page.Says("a limit below `20 x max(2, nodes)`")
 	page.Says("a hundredth of the period, at least 5 ms")
-	for _, nodes := range []int{1, 3, 4, 5, 100} {
-		for _, limit := range []tokens{1, 100, 100_000} {
+	for _, nodes := range []int{1, 3, 4, 5, 50, 51, 100} {
+		for _, limit := range []tokens{1, 100, 1000, 100_000} {
 			rule := &ratelimit.Rule{
 				Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
 				Coordination: ratelimit.DefaultCoordination(),
 			}
 			e := Entry{&Key{Part: Part{Deadline: Never}}, &Use{}}
-			want, _ := e.Wants(1, 0, Sizing{Rule: rule, Nodes: nodes})
 			formula := limit / tokens(5*max(4, nodes))
 			if limit < tokens(20*max(2, nodes)) {
 				formula = 0
 			}
-			if want != formula {
-				t.Errorf("limit %d, %d nodes: wants %d, and the page says %d", limit, nodes, want, formula)
+			size := Sizing{Rule: rule, Nodes: nodes}
+			for _, need := range []tokens{0, 3} {
+				if want, _ := e.Wants(1, need, size); want != max(need, formula) {
+					t.Errorf("limit %d, %d nodes: wants %d, and the page says %d", limit, nodes, want, formula)
+				}
+			}
+			e.scarce = 2
+			if want, _ := e.Wants(1, 3, size); want != 3 {
+				t.Errorf("limit %d, %d nodes: wants %d where others need the rest, not the need", limit, nodes, want)
 			}
 		}
 	}

@@ -3,22 +3,38 @@ package keytable
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"unsafe"
 )
 
-// mapped is how many bytes of address space this process has.
-func mapped(t *testing.T) int {
-	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Fatal(err)
+// Memory goes back to the system when the table is unreachable.
+func TestArenaIsGivenBack(t *testing.T) {
+	mapped := func() (pages int) { // address space of this process
+		b, err := os.ReadFile("/proc/self/statm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Sscan(string(b), &pages); err != nil {
+			t.Fatal(err)
+		}
+		return pages * os.Getpagesize()
 	}
-	var pages int
-	if _, err := fmt.Sscan(string(b), &pages); err != nil {
-		t.Fatal(err)
+	before := mapped()
+	func() {
+		table := New[value](NewArena(), 1<<20)
+		for n := range uint64(200_000) {
+			table.Add(idOf(n), nil, never)
+		}
+	}()
+	for range 100 {
+		runtime.GC()
+		if mapped() < before+(8<<20) {
+			return
+		}
 	}
-	return pages * os.Getpagesize()
+	t.Errorf("%d bytes are still mapped", mapped()-before)
 }
 
 // A huge page is cleared or copied as a whole while a request waits, so that no block is of any.
