@@ -185,7 +185,8 @@ func newFaulty(store *account.MemoryStore) *faulty {
 
 // newBubbleStore is a store with the time of a bubble.
 func newBubbleStore() *account.MemoryStore {
-	return account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }).MemoryStore
+	now := func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }
+	return account.NewMemory(now).MemoryStore
 }
 
 // Settle implements [account.Ledger].

@@ -250,8 +250,11 @@ func TestAuditHearsFirst(t *testing.T) {
 	}
 	s.goOn(3 * time.Second)
 	all, used := audit.Replay(here), s.used("k")
-	if len(all) != 1 || all[0].Over != 0 || all[0].Taken != used || all[0].Debt != max(0, used-limit) || all[0].Unrecorded != 0 {
-		t.Errorf("%+v, and the ledger has %d", all, used)
+	if len(all) != 1 {
+		t.Fatalf("%d accounts: %+v", len(all), all)
+	}
+	if w := all[0]; w.Over != 0 || w.Taken != used || w.Debt != max(0, used-limit) || w.Unrecorded != 0 {
+		t.Errorf("%+v, and the ledger has %d", w, used)
 	}
 	if w := all[0]; w.Granted != granted || w.Charged < limit || w.Refunded < 300 || w.Rule != "d.p" || !drew {
 		t.Errorf("%+v, draws: %v", w, drew)

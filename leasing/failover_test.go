@@ -182,7 +182,8 @@ func TestShardThatIsDown(t *testing.T) {
 	waited := 0
 	for _, key := range up {
 		began := c.clock()
-		if v := c.decide(0, ask{Key: []byte(key), Cost: 1}); v.Source == ratelimit.FromFallback || c.clock().Sub(began) > ratelimit.StoreDeadline {
+		v := c.decide(0, ask{Key: []byte(key), Cost: 1})
+		if v.Source == ratelimit.FromFallback || c.clock().Sub(began) > ratelimit.StoreDeadline {
 			waited++ // or the machine did
 		}
 	}
@@ -500,7 +501,7 @@ func (r *resharded) under(name string, event func()) (asked, refused, over int) 
 	time.Sleep(300 * time.Millisecond)
 	ends.Store(true)
 	callers.Wait()
-	r.Logf("%s: %d of %d unused keys were refused, %d requests of %d keys were admitted beyond their limits; %d slow trips",
+	r.Logf("%s: %d of %d unused keys were refused, %d requests of %d keys were beyond their limits; %d slow trips",
 		name, refused, asked, over, len(admitted), r.slow.Load())
 	return asked, refused, over
 }

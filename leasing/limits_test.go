@@ -317,7 +317,7 @@ func TestFullTableLosesNoAccounts(t *testing.T) {
 		s := newStage(t, 2, limitOf(ratelimit.Algorithm(algorithm), 20, ratelimit.Minute), nil)
 		r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same run each time
 		popular := rand.NewZipf(r, 1.1, 5, 500)
-		for end := s.now.Add(2*time.Minute + 10*time.Second); s.now < end; { // which has two turns of the minute
+		for end := s.now.Add(70 * time.Second); s.now < end; { // which has a turn of the minute
 			for range 5 {
 				s.ask(r.IntN(2), fmt.Sprint("k", popular.Uint64()), 1)
 			}

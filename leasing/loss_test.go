@@ -28,7 +28,7 @@ func (s *stage) lossCosts(what any, used, again tokens) {
 }
 
 // A process that has read no epoch claims nothing before the others have said that data was lost: of a bucket, too.
-// Nor do they when their breakers were open, or their trips are slow, and when it asks early it makes no loop of claims.
+// So it is when their breakers were open, or their trips are slow. When it asks early it makes no loop of claims.
 func TestNewProcessAfterALoss(t *testing.T) {
 	for algorithm := range ratelimit.RateAlgorithms() {
 		limit := limitOf(ratelimit.Algorithm(algorithm), 100, ratelimit.Hour)
@@ -152,16 +152,6 @@ func TestFirstStartWaitsForABeat(t *testing.T) {
 	}
 }
 
-// refusedFor is the time until a key is admitted again, in a young epoch.
-func (s *stage) refusedFor() time.Duration {
-	began := s.now
-	s.goOn(600 * time.Millisecond)
-	for s.ask(0, "k", 1).OverLimit && s.now.Sub(began) < time.Minute {
-		s.goOn(10 * time.Millisecond)
-	}
-	return s.now.Sub(began)
-}
-
 // An account that the store cannot read does not hold up other keys for good.
 func TestUnreadableAccountInAYoungEpoch(t *testing.T) {
 	s := newStage(t, 1, fixed(10, ratelimit.Year), strict)
@@ -174,30 +164,13 @@ func TestUnreadableAccountInAYoungEpoch(t *testing.T) {
 	if _, err := s.ledger.Write(t.Context(), "1", []account.Change{foreign}); err != nil {
 		t.Fatal(err)
 	}
-	if after := s.refusedFor(); after > ratelimit.YoungMost+ratelimit.YoungFor+beatEvery {
-		t.Errorf("a key is refused for %v after a loss", after)
+	began := s.now
+	s.goOn(600 * time.Millisecond)
+	for s.ask(0, "k", 1).OverLimit && s.now.Sub(began) < time.Minute {
+		s.goOn(10 * time.Millisecond)
 	}
-}
-
-// Two masters of a Cluster lose their data, and one of them does not come back. That does not hold up keys of the other
-// for good.
-func TestDeadPartInAYoungEpoch(t *testing.T) {
-	s := newStage(t, 0, fixed(10, ratelimit.Hour), strict)
-	n := s.start()
-	store := account.NewMemoryStore(s.time)
-	n.other = account.NewCAS(store, "")
-	n.Divide(parts{n.ledger, 2})
-	s.goOn(2 * time.Second)
-	s.ask(0, "k", 1)
-	s.ask(0, "2", 1)
-	s.goOn(3 * time.Second)
-	s.lose()
-	store.Lose(nil, "1")
-	n.Beat()
-	s.goOn(10 * time.Millisecond) // it has read both epochs
-	n.other = nil
-	if after := s.refusedFor(); after > ratelimit.YoungMost+ratelimit.YoungFor+beatEvery {
-		t.Errorf("a key of the part that is back is refused for %v", after)
+	if after := s.now.Sub(began); after > ratelimit.YoungMost+ratelimit.YoungFor+beatEvery {
+		t.Errorf("a key is refused for %v after a loss", after)
 	}
 }
 
@@ -269,7 +242,7 @@ func TestLossesAtRandom(t *testing.T) {
 func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	const keys = 12_000 // more than may wait at once
 	s := newStage(t, 0, fixed(100, ratelimit.Hour), nil)
-	s.keys = 2 * keys
+	s.keys, s.keeps = 2*keys, true
 	n := s.start()
 	for i := range keys {
 		s.ask(0, fmt.Sprint("k", i), 60)

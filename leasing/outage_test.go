@@ -143,9 +143,9 @@ func TestChargesWithoutTheStore(t *testing.T) {
 	}
 }
 
-// In a window of which it has read the sum, a node admits its lease and its part of the rest, and answers what is left of
-// that. In the next window, it admits its part of the limit. A sliding window counts the usage before, and a bucket's part
-// is refilled at the node's own rate.
+// In a window of which it has read the sum, a node admits its lease and its part of the rest, and answers what is left
+// of that. In the next window, it admits its part of the limit. A sliding window counts the usage before, and a bucket's
+// part is refilled at the node's own rate.
 func TestLocalContinuesFromTheSum(t *testing.T) {
 	for _, c := range []struct {
 		algorithm    ratelimit.Algorithm
@@ -173,14 +173,14 @@ func TestLocalContinuesFromTheSum(t *testing.T) {
 				}
 			}
 		}
-		s.goOn(30 * time.Minute)
+		s.now = s.now.Add(30 * time.Minute)
 		if v := s.ask(0, "k", 90); !v.OverLimit || v.Remaining < c.first-1 || v.Remaining > c.first+1 {
 			t.Errorf("%v: of a request for 90 is said: %+v", c.algorithm, v)
 		}
 		if n := spent(); n < c.first-1 || n > c.first+1 { // a lease may have a token
 			t.Errorf("%v: %d pass in the window that was read, want %d", c.algorithm, n, c.first)
 		}
-		s.goOn(30*time.Minute + 10*time.Second)
+		s.now = s.now.Add(30*time.Minute + 10*time.Second)
 		if n := spent(); n < c.later-1 || n > c.later+1 {
 			t.Errorf("%v: %d pass in the next window, want %d", c.algorithm, n, c.later)
 		}

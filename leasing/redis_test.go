@@ -234,30 +234,6 @@ func TestSkewedKeysPerSecond(t *testing.T) {
 	}
 }
 
-// An idle bucket that is full expires at Redis. Its earlier holder does not report a loss, and it is full.
-func TestFullBucketIsForgotten(t *testing.T) {
-	t.Parallel()
-	store := redistest.Start(t)
-	c := onRedis(t, 2, bucketOf(1000, 10, ratelimit.Second), clientOf(store.Addr))
-	c.rule.Coordination.StoreDeadline = time.Second // of a busy machine nothing is to be said here
-	for round := range 3 {
-		for i := range 10 {
-			c.attempt(i%2, "k")
-		}
-		c.until("the account is still there", func() bool {
-			return store.Do("EXISTS", "{"+ratelimit.KeyName([]byte("k"))+"}0").(int64) == 0
-		})
-		if v := c.decide(0, ask{Key: []byte("k"), Cost: 10}); v.OverLimit {
-			t.Errorf("round %d: a full bucket refuses its burst: %+v", round, v)
-		}
-	}
-	for i, f := range c.nodes {
-		if n := f.Stats().Missing; n > 0 {
-			t.Errorf("node %d: %d accounts are taken for lost", i, n)
-		}
-	}
-}
-
 // hook changes what a client of Redis reads.
 type hook struct {
 	lie atomic.Pointer[func(redis.Cmder)]

@@ -79,7 +79,6 @@ type node struct {
 	*leasing.Stepped
 	name    ratelimit.Holder
 	ledger  *account.CAS
-	other   *account.CAS // part of the ledger with keys that begin with "2"; nil: there is one part
 	oneWay  time.Duration
 	hangs   time.Duration // messages do, while the store is down
 	share   tokens        // for drift
@@ -138,23 +137,15 @@ func (s skewed) Read(ctx context.Context, keys []account.StoreKey) (account.Snap
 	return x, err
 }
 
-// parts divides a node's ledger.
-type parts struct {
-	*account.CAS
-	n int
-}
+// whole is a ledger of one part.
+type whole struct{ *account.CAS }
 
-func (p parts) Partitions() int { return p.n }
+func (whole) Partitions() int      { return 1 }
+func (whole) Partition(string) int { return 0 }
 
-func (p parts) Partition(key string) int {
-	if p.n > 1 && key[0] == '2' {
-		return 1
-	}
-	return 0
-}
-
-func (parts) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
-	return e, 0, 0, errDown // a driven node does not
+// Ask implements [account.Partitioned]. A driven node does not call it.
+func (whole) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
+	return e, 0, 0, errDown
 }
 
 // start starts a process. All count each other.
@@ -163,7 +154,7 @@ func (s *stage) start() *node {
 	n.name = ratelimit.Holder(len(s.nodes)+1) << 28
 	n.Stepped = leasing.NewStepped(n.name, s.keys, func() instant { return s.now }, time.UnixMicro(0), s.after,
 		func() float64 { return 0.5 })
-	n.Divide(parts{n.ledger, 1})
+	n.Divide(whole{n.ledger})
 	n.Nodes = func() int { return len(s.nodes) }
 	n.Peers, n.Drift = n.Nodes, n
 	n.ledger.OnRecall = func(h ratelimit.Holder, key string, w window) {
@@ -339,7 +330,7 @@ func (n *node) hears(after time.Duration, answer func()) {
 
 func (n *node) send(b *leasing.Batch) {
 	n.claims += len(b.Claims())
-	if n.down && b.Part() == 0 {
+	if n.down {
 		n.after(max(n.hangs, time.Millisecond), func() { b.Fail(errDown) })
 		return
 	}
@@ -354,18 +345,11 @@ func (n *node) send(b *leasing.Batch) {
 
 // book has the ledger settle a batch, after it has dropped ended accounts. Its answer arrives, or is lost.
 func (n *node) book(b *leasing.Batch) (answer, lose func()) {
-	ledger := n.ledger
-	if b.Part() > 0 {
-		ledger = n.other
+	if !n.keeps {
+		_ = n.ledger.Sweep(n.Context())
 	}
 	grants := make([]account.Grant, len(b.Claims()))
-	epoch, at, err := ratelimit.Epoch{}, ratelimit.LedgerTime(0), errDown
-	if ledger != nil {
-		if !n.keeps {
-			_ = ledger.Sweep(n.Context())
-		}
-		epoch, at, err = ledger.Settle(n.Context(), b.Claims(), grants)
-	}
+	epoch, at, err := n.ledger.Settle(n.Context(), b.Claims(), grants)
 	lose = func() { b.Fail(errDown) }
 	if err != nil {
 		return lose, lose

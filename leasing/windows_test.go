@@ -240,7 +240,9 @@ func TestRulesOfDifferentPatience(t *testing.T) {
 		"long":   ruleOf(t, limit, fields{"mode": "approx", "check_timeout": "6ms", "drift_budget": "50", "max_nodes": "1"}),
 		"leases": ruleOf(t, limit, fields{"store_deadline": "40ms", "on_store_failure": "open"}),
 	}
-	for _, order := range [][]string{{"short", "long", "leases"}, {"leases", "long", "short"}, {"long", "short", "leases"}} {
+	for _, order := range [][]string{
+		{"short", "long", "leases"}, {"leases", "long", "short"}, {"long", "short", "leases"},
+	} {
 		s := newStage(t, 1, limit, nil)
 		s.nodes[0].share = 50
 		var asks []ask
@@ -267,32 +269,6 @@ func TestRulesOfDifferentPatience(t *testing.T) {
 			}
 			if v := verdicts[i]; v.Source != want || v.OverLimit {
 				t.Errorf("%v: %s: %+v", order, name, v)
-			}
-		}
-	}
-}
-
-// A limit of one a second admits one in each window, at whichever node and however early the request comes.
-func TestOneASecondIsUsed(t *testing.T) {
-	for _, onDeny := range ratelimit.OnDenies {
-		for _, early := range []time.Duration{1, 20, 60, 110, 200} {
-			s := newStage(t, 3, fixed(1, ratelimit.Second), fields{"on_deny": onDeny})
-			s.far(time.Millisecond)
-			s.toTurn(-early * time.Millisecond)
-			in, first := map[window]int{}, s.window()
-			for w := range 8 {
-				for range 2 {
-					if v := s.ask(w%3, "k", 1); !v.OverLimit {
-						in[v.Window]++
-					}
-					s.goOn(300 * time.Millisecond)
-				}
-				s.toTurn(-early * time.Millisecond)
-			}
-			for w := first; w < first+8; w++ {
-				if in[w] != 1 {
-					t.Errorf("on_deny %s, %d ms after the turn: window %d admits %d", onDeny, early, w-first, in[w])
-				}
 			}
 		}
 	}
