@@ -81,7 +81,7 @@ func (c *cluster) joinRedis(n int, connect func() redis.UniversalClient) {
 	}
 }
 
-// onRedis is a cluster of strict nodes that have heard of their store.
+// onRedis is a cluster of strict nodes that are ready.
 func onRedis(t testing.TB, n int, limit ratelimit.Limit, connect func() redis.UniversalClient) *cluster {
 	t.Helper()
 	c := newCluster(t, limit, strict)

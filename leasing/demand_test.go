@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Fleets in the simulator, whose books hold every invariant: of what an exact limiter admits for the same demand, they
-// admit a share, and wait for a share of it at most.
+// Fleets in the simulator admit almost all that an exact limiter admits for the same demand, and few requests wait.
+// The simulator's books check every invariant.
 func TestFleetsServeTheirDemand(t *testing.T) {
 	sliding := limitOf(ratelimit.SlidingWindow, 10, ratelimit.Second)
 	fifteen := fixed(600, ratelimit.Second)

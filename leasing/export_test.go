@@ -30,7 +30,7 @@ func (f *Fleet) ClaimAndGreet(key string, part int) error {
 	return claim.err
 }
 
-// PartTime is what is known of a part's clock now, and when it was heard.
+// PartTime bounds the time of a part's clock now, and has the instant of the last answer.
 func (f *Fleet) PartTime(part int) (early, late ratelimit.LedgerTime, heard ratelimit.Instant) {
 	clock := f.lanes[part].time()
 	early, late = clock.Between(f.clock())

@@ -21,125 +21,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// lives are the epochs of all parts of the ledger, as last read by each node.
-func (c *cluster) lives() (of [][]uint64) {
-	for _, f := range c.nodes {
-		of = append(of, f.Lives())
-	}
-	return of
-}
-
-// changed is how many of some parts each node takes for lost since then, and their number.
-func (c *cluster) changed(was [][]uint64, parts []int) (n, all int) {
-	for i, now := range c.lives() {
-		for _, part := range parts {
-			if all++; now[part] != was[i][part] {
-				n++
-			}
-		}
-	}
-	return n, all
-}
-
-// heldBy are n keys whose accounts a server of a Cluster has.
-func (c *cluster) heldBy(s *redistest.Server, of string, n int) (keys []string) {
-	held := s.Client()
-	defer held.Close()
-	for i := 0; len(keys) < n; i++ {
-		if i > 1000 {
-			c.Fatalf("%v has no key", s)
-		}
-		key := fmt.Sprint(of, i)
-		// Another server says who has it.
-		if errors.Is(held.Get(context.Background(), "{"+ratelimit.KeyName([]byte(key))+"}").Err(), redis.Nil) {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
-// Shards of a Cluster lose data while they are in use. Replicas that lag behind take over from live masters,
-// with the votes of others or without, or a shard is emptied, or restarts. No key exceeds its limit by more
-// than declared, the limit is not lost, and parts of other shards count no loss.
-func TestShardsThatLoseTheirData(t *testing.T) {
-	t.Parallel()
-	const limit, callers = 500, 8
-	masters := redistest.Cluster(t, 3)
-	replicas := redistest.Replicas(t, masters)
-	c := onRedis(t, 3, fixed(limit, ratelimit.Year), clusterOf(masters...))
-	for _, fault := range []struct {
-		name           string
-		before, fault  func()
-		shards         []int
-		lost, unharmed []int // parts of the ledger
-	}{
-		{
-			"promotions",
-			func() { replicas[0].Sever(masters[0]); replicas[1].Sever(masters[1]) },
-			func() { replicas[0].Promote("TAKEOVER"); replicas[1].Promote("FORCE") },
-			[]int{0, 1},
-			[]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
-			[]int{11, 12, 13, 14, 15},
-		},
-		{
-			"FLUSHALL", func() {}, func() { masters[2].Do("FLUSHALL") },
-			[]int{2}, []int{10, 11, 12, 13, 14, 15}, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9},
-		},
-		{
-			"restart", func() {}, func() { masters[2].Kill(); masters[2].Run() },
-			[]int{2}, []int{10, 11, 12, 13, 14, 15}, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9},
-		},
-	} {
-		var keys []string
-		for _, shard := range fault.shards {
-			keys = append(keys, c.heldBy(masters[shard], fault.name, 4)...)
-		}
-		admitted := map[string]int{}
-		spend := func(times int) {
-			more, _ := c.load(callers*times*len(keys), callers, 0, keys...)
-			for key, n := range more {
-				admitted[key] += n
-			}
-		}
-		spend(limit / 10 / callers)
-		fault.before()
-		spend(limit / 2 / callers)
-		was := c.lives()
-		var all sync.WaitGroup
-		all.Go(func() { spend(limit / 10 / callers) })
-		fault.fault()
-		all.Wait()
-		c.until(fault.name+": the limit is lost", func() bool {
-			spend(5)
-			return short(admitted, limit, keys...) == 0
-		})
-		spend(limit / 10 / callers)
-		for _, key := range keys {
-			if n := admitted[key]; n > limit+limit/20 {
-				t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
-			}
-		}
-		// Parts without claims see it later. The next fault must not be blamed for this one.
-		c.until(fault.name+": nodes have not noticed", func() bool {
-			n, all := c.changed(was, fault.lost)
-			return n == all
-		})
-		if n, _ := c.changed(was, fault.unharmed); n > 0 {
-			t.Errorf("%s: nodes take %d other parts for lost", fault.name, n)
-		}
-	}
-}
-
-// short is how many keys have not been admitted their limit.
-func short(admitted map[string]int, limit int, keys ...string) (n int) {
-	for _, key := range keys {
-		if admitted[key] < limit {
-			n++
-		}
-	}
-	return n
-}
-
 // Where one server of a Cluster is down, keys of the others are exact, are not decided without the store, and do not
 // wait. Keys of that server are decided by their rule's policy, and nothing is admitted beyond their limit.
 func TestShardThatIsDown(t *testing.T) {
@@ -172,7 +53,7 @@ func TestShardThatIsDown(t *testing.T) {
 	add(keys...)
 	c.until("keys of servers that are up are not admitted", func() bool {
 		add(up...)
-		return short(total, 100, up...) == 0
+		return !slices.ContainsFunc(up, func(key string) bool { return total[key] < 100 })
 	})
 	for key, n := range total {
 		if n > 100 {
@@ -351,8 +232,23 @@ func TestPartsOfACluster(t *testing.T) {
 		return func() bool { ms := there().Nanosecond() / 1e6; return ms >= from && ms < to }
 	}
 
+	// heldBy is a key whose account a server has.
+	heldBy := func(s *redistest.Server, of string) string {
+		client := s.Client()
+		defer client.Close()
+		for i := range 1000 {
+			key := fmt.Sprint(of, i)
+			// Another server says who has it.
+			if errors.Is(client.Get(t.Context(), "{"+ratelimit.KeyName([]byte(key))+"}").Err(), redis.Nil) {
+				return key
+			}
+		}
+		t.Fatalf("%v has no key", s)
+		return ""
+	}
+
 	// A node that went by another server's clock would spend tokens of the window before in the next.
-	key := c.heldBy(servers[who], "k", 1)[0]
+	key := heldBy(servers[who], "k")
 	c.until("its window does not begin", in(10, 100))
 	c.greeted(0, ledger.Partition(ratelimit.KeyName([]byte(key))))
 	second, admitted := there().Unix(), 0
@@ -378,7 +274,7 @@ func TestPartsOfACluster(t *testing.T) {
 	for _, s := range servers[1:] {
 		key := ""
 		for i := 0; key == "" || ledger.Partition(ratelimit.KeyName([]byte(key))) != mixed; i++ {
-			key = c.heldBy(s, fmt.Sprint("m", i, "."), 1)[0]
+			key = heldBy(s, fmt.Sprint("m", i, "."))
 		}
 		c.until("it is not the same window at both", in(350, 700))
 		c.attempt(0, key)
@@ -567,6 +463,12 @@ func TestReshardWithALoss(t *testing.T) {
 	}{{"one slot", 1, 1, 0}, {"the source", 1500, 1, 0}, {"the target", 1500, 1, 1}, {"the new master", 1500, 2, 2}} {
 		t.Run(row.name, func(t *testing.T) {
 			r := newResharded(t, 2)
+			lives := func() (of [][]uint64) { // the epochs of all parts, as last read by each node
+				for _, f := range r.nodes {
+					of = append(of, f.Lives())
+				}
+				return of
+			}
 			var took time.Duration
 			_, _, over := r.under(row.name, func() {
 				if row.to == 2 {
@@ -577,15 +479,25 @@ func TestReshardWithALoss(t *testing.T) {
 					if took > 0 || moved < min(700, row.n) {
 						return
 					}
-					was := r.lives()
+					was, began := lives(), time.Now()
 					r.masters[row.lost].Do("FLUSHALL")
-					began := time.Now()
 					_, parts := r.of(row.lost)
-					r.until("the loss is not noticed", func() bool {
-						n, all := r.changed(was, parts)
-						return n == all
-					})
+					noticed := func(node, part int) bool { return lives()[node][part] != was[node][part] }
+					for node := range r.nodes {
+						for part := range was[node] {
+							if slices.Contains(parts, part) {
+								r.until("the loss is not noticed", func() bool { return noticed(node, part) })
+							}
+						}
+					}
 					took = time.Since(began)
+					for node := range r.nodes {
+						for part := range was[node] {
+							if !slices.Contains(parts, part) && noticed(node, part) {
+								t.Errorf("%s: node %d takes part %d of another server for lost", row.name, node, part)
+							}
+						}
+					}
 				})
 			})
 			if took > time.Second && r.slow.Load() == 0 {

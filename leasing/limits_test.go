@@ -197,7 +197,7 @@ func TestRestInSeveralHandsIsUsed(t *testing.T) {
 		s := newStage(t, 2, limitOf(ratelimit.Algorithm(seed%3), 100, ratelimit.Hour), fields{"on_deny": "refund"})
 		s.far(time.Duration(r.IntN(4)) * time.Millisecond)
 		asked, used := 0, tokens(0)
-		// A caller asks for 30, and returns a part of them, each 50 ms.
+		// A caller requests 30 tokens every 50 ms, and returns a part of them.
 		var call func()
 		call = func() {
 			asked++
@@ -317,11 +317,20 @@ func TestFullTableLosesNoAccounts(t *testing.T) {
 		s := newStage(t, 2, limitOf(ratelimit.Algorithm(algorithm), 20, ratelimit.Minute), nil)
 		r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same run each time
 		popular := rand.NewZipf(r, 1.1, 5, 500)
+		admitted, most := map[[2]uint64]int{}, 0               // by key and window
 		for end := s.now.Add(70 * time.Second); s.now < end; { // which has a turn of the minute
 			for range 5 {
-				s.ask(r.IntN(2), fmt.Sprint("k", popular.Uint64()), 1)
+				key := popular.Uint64()
+				v := s.ask(r.IntN(2), fmt.Sprint("k", key), 1)
+				if of := [2]uint64{key, uint64(v.Window)}; !v.OverLimit && v.Source != ratelimit.FromFallback {
+					admitted[of]++
+					most = max(most, admitted[of])
+				}
 			}
 			s.goOn(10 * time.Millisecond)
+		}
+		if most > 20 && s.rule.Limit.Algorithm == ratelimit.FixedWindow {
+			t.Errorf("%d of 20 are admitted of a key in a window", most)
 		}
 		if n := s.nodes[0].Stats(); n.Evicted < 100 || s.lost() > 0 {
 			t.Errorf("%v: %d keys went from a full table, and %d accounts count as lost", s.rule.Limit, n.Evicted, s.lost())

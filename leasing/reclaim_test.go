@@ -136,8 +136,15 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 				}
 				for drop := range 6 {
 					n += whole("k")
-					for i := 0; i < 600 && s.lease(0, "k").Spent > 0; i++ {
+					for i := range 600 {
+						if s.lease(0, "k").Spent == 0 {
+							break // it is dropped
+						}
 						whole(fmt.Sprint("other", drop, " ", i))
+						s.goOn(10 * time.Millisecond)
+					}
+					if s.lease(0, "k").Spent > 0 {
+						s.Error("the key is not dropped")
 					}
 				}
 				return n

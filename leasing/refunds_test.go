@@ -104,7 +104,7 @@ func TestRefundAboveTheUsage(t *testing.T) {
 		s.passes(0, 10)
 		hand, node := s.hand(0), 0
 		if refunds[0] == 50 {
-			node = 1 // it does not know what node 0 has
+			node = 1 // its last answer does not show them
 		}
 		for _, n := range refunds {
 			s.begin(node, ask{Kind: ratelimit.Refund, Cost: n}, func(verdict) {})
@@ -408,13 +408,6 @@ func (s *stage) reset(node int) {
 	}
 }
 
-// drop has a node give up the key, as at a reset elsewhere. It does not wait until the ledger has what it reports.
-func (s *stage) drop(node int) {
-	ctx, cancel := context.WithCancel(s.Context())
-	cancel()
-	_, _ = s.nodes[node].Drop(ctx, s.now, []byte("k"))
-}
-
 // A reset at a node without requests for the key also works there, and if one comes meanwhile. The key has another name
 // than the reset, under which its first message would take the refund back.
 func TestResetByANodeWithoutTheKey(t *testing.T) {
@@ -438,9 +431,14 @@ func TestResetByANodeWithoutTheKey(t *testing.T) {
 // undone by reports of earlier refusals. A report that is under way at the reset, or lost, or its answer, is credited
 // once.
 func TestResetAndRefusalsOfOthers(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
 	for _, limit := range []ratelimit.Limit{fixed(5, ratelimit.Hour), bucketOf(5, 5, ratelimit.Day)} {
 		for _, report := range []string{"told", "under way", "lost", "without an answer"} {
 			s := newStage(t, 2, limit, fields{"on_deny": "charge"})
+			drop := func() { // as at a reset elsewhere, without a wait until the ledger has what is reported
+				_, _ = s.nodes[1].Drop(ended, s.now, []byte("k"))
+			}
 			s.takesAll("k")
 			for range 20 {
 				s.ask(1, "k", 1)
@@ -461,16 +459,16 @@ func TestResetAndRefusalsOfOthers(t *testing.T) {
 					_, end = s.nodes[1].book(b)
 				}
 			}
-			s.drop(1)
 			if report != "under way" {
+				drop()
 				end()
 				s.goOn(10 * time.Millisecond)
-				s.drop(1)
+				drop()
 				s.goOn(time.Second)
 			}
 			s.reset(0)
 			admitted := s.takes(0, "k", 1)
-			s.drop(1)
+			drop()
 			if report == "under way" {
 				end()
 			}
