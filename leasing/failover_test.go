@@ -1,0 +1,511 @@
+package leasing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/postgres"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Where one server of a Cluster is down, keys of the others are exact, are not decided without the store, and do not
+// wait. Keys of that server are decided by their rule's policy, and nothing is admitted beyond their limit.
+func TestShardThatIsDown(t *testing.T) {
+	t.Parallel()
+	servers := redistest.Cluster(t, 3)
+	c := onRedis(t, 2, fixed(100, ratelimit.Year), clusterOf(servers...))
+	ledger := c.ledgers[0].(*account.Redis)
+	const downFrom = 2 * 16384 / 3
+	mixed := ledger.Partitions() * 2 / 3 // the part of which some slots are down
+	var up, down []string
+	for i := range 30 {
+		key := fmt.Sprint("k", i)
+		name := ratelimit.KeyName([]byte(key))
+		switch slot := servers[0].Do("CLUSTER", "KEYSLOT", "{"+name+"}").(int64); {
+		case slot >= downFrom:
+			down = append(down, key)
+		case ledger.Partition(name) != mixed:
+			up = append(up, key)
+		}
+	}
+	keys, total := slices.Concat(up, down), map[string]int{}
+	add := func(keys ...string) {
+		admitted, _ := c.load(600, 6, 0, keys...)
+		for key, n := range admitted {
+			total[key] += n
+		}
+	}
+	add(keys...)
+	servers[2].Kill()
+	add(keys...)
+	c.until("keys of servers that are up are not admitted", func() bool {
+		add(up...)
+		return !slices.ContainsFunc(up, func(key string) bool { return total[key] < 100 })
+	})
+	for key, n := range total {
+		if n > 100 {
+			t.Errorf("%s: %d of 100 were admitted", key, n)
+		}
+	}
+	waited := 0
+	for _, key := range up {
+		began := c.clock()
+		v := c.decide(0, ask{Key: []byte(key), Cost: 1})
+		if v.Source == ratelimit.FromFallback || c.clock().Sub(began) > ratelimit.StoreDeadline {
+			waited++ // or the machine did
+		}
+	}
+	if waited > 2 {
+		t.Errorf("of %d keys of servers that are up, %d waited", len(up), waited)
+	}
+}
+
+// A master was a replica of older data for a moment, and is master again: no node had to see it as a replica. It grants
+// at most what a loss costs.
+func TestMasterThatWasAReplica(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name      string
+		as        time.Duration
+		busy, cut bool
+	}{
+		{"idle", 0, false, false},
+		{"busy", 0, true, false},
+		{"idle for 1s", time.Second, false, false},
+		{"busy for 12s", 12 * time.Second, true, false},
+		{"other connections", 0, false, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			a := redistest.Start(t, "--repl-diskless-sync-delay", "0")
+			b := redistest.Start(t, "--repl-diskless-sync-delay", "0")
+			follows := func(s, of *redistest.Server) {
+				host, port, _ := net.SplitHostPort(of.Addr)
+				s.Do("REPLICAOF", host, port)
+				s.UntilInfo("replication", "master_link_status:up")
+			}
+			follows(b, a)
+			c := onRedis(t, 3, fixed(100, ratelimit.Year), clientOf(a.Addr))
+			c.flip(func() { b.Do("REPLICAOF", "NO", "ONE") }, func() {
+				follows(a, b)
+				time.Sleep(row.as)
+				a.Do("REPLICAOF", "NO", "ONE")
+				if row.cut { // the connections that watched are gone
+					a.Do("CLIENT", "KILL", "TYPE", "normal")
+				}
+			}, row.busy)
+		})
+	}
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		masters := redistest.Cluster(t, 1)
+		replicas := redistest.Replicas(t, masters)
+		c := onRedis(t, 3, fixed(100, ratelimit.Year), clusterOf(masters...))
+		c.flip(func() { replicas[0].Sever(masters[0]) }, func() {
+			replicas[0].Promote("TAKEOVER")
+			masters[0].UntilInfo("replication", "master_link_status:up")
+			masters[0].Promote("TAKEOVER")
+		}, false)
+	})
+}
+
+// PostgreSQL restored from a snapshot of its volume has the identity of before: its epoch's record tells.
+func TestRestoredVolume(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	c := newCluster(t, fixed(100, ratelimit.Year), strict)
+	for range 3 {
+		store, err := postgres.Open(server.URL(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.end(); store.Close() })
+		if err := store.Prepare(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.join(account.NewCAS(store, ""))
+	}
+	c.ready()
+	var restore func()
+	answers := func() {
+		for i, f := range c.nodes {
+			c.greeted(i, 0)
+			c.until("it is not back", func() bool { return !f.Stats().BreakerOpen })
+		}
+	}
+	c.flip(func() {
+		restore = server.Snapshot()
+		answers()
+		time.Sleep(3 * beatEvery) // the copy is older than what nodes have read
+	}, func() {
+		restore()
+		answers()
+	}, false)
+}
+
+// flip has one node spend 95 of 100 of 12 keys, mostly after a copy was made. Others then ask for all of it, after the
+// copy is in use.
+func (c *cluster) flip(copied, used func(), busy bool) {
+	c.Helper()
+	const limit, keys = 100, 12
+	var admitted [keys]int
+	spend := func(node, each int) {
+		for i := range each * keys {
+			if c.attempt(node, fmt.Sprint("k", i%keys)) {
+				admitted[i%keys]++
+			}
+		}
+	}
+	spend(0, 5)
+	copied()
+	spend(0, 90)
+	var ends atomic.Bool
+	var all sync.WaitGroup
+	all.Go(func() {
+		for busy && !ends.Load() {
+			spend(0, 1)
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	used()
+	ends.Store(true)
+	all.Wait()
+	spend(1, limit/2)
+	spend(2, limit/2)
+	for key, n := range admitted {
+		if n > limit+limit/20 {
+			c.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
+		}
+	}
+}
+
+// greeted greets a part of the ledger, and waits for what comes of it.
+func (c *cluster) greeted(node, part int) {
+	c.Helper()
+	var done <-chan struct{}
+	c.until("it cannot be greeted", func() bool {
+		done = c.nodes[node].Greet(part)
+		return done != nil
+	})
+	<-done
+}
+
+// Each part of a Cluster is separate: its servers' answers bound its clock, and make it count as alive.
+func TestPartsOfACluster(t *testing.T) {
+	t.Parallel()
+	const limit, by, who = 100, 300 * time.Millisecond, 2
+	servers := redistest.Cluster(t, 3)
+	c := newCluster(t, fixed(limit, ratelimit.Second), strict)
+	c.joinRedis(1, func() redis.UniversalClient { // a client to which one server's clock is ahead
+		cluster := clusterOf(servers...)().(*redis.ClusterClient)
+		cluster.Options().NewClient = func(o *redis.Options) *redis.Client {
+			one := redis.NewClient(o)
+			if o.Addr == servers[who].Addr {
+				one.AddHook(newHook(func(cmd redis.Cmder) {
+					if t, ok := cmd.(*redis.TimeCmd); ok && t.Err() == nil {
+						t.SetVal(t.Val().Add(by))
+					}
+				}))
+			}
+			return one
+		}
+		return cluster
+	})
+	c.ready()
+	f, ledger := c.nodes[0], c.ledgers[0].(*account.Redis)
+	last, mixed := ledger.Partitions()-1, ledger.Partitions()*who/3 // servers 1 and 2 have accounts of this one
+	there := func() time.Time { return time.Now().Add(by) }
+	in := func(from, to int) func() bool { // a window of that server, ms
+		return func() bool { ms := there().Nanosecond() / 1e6; return ms >= from && ms < to }
+	}
+
+	// heldBy is a key whose account a server has.
+	heldBy := func(s *redistest.Server, of string) string {
+		client := s.Client()
+		defer client.Close()
+		for i := range 1000 {
+			key := fmt.Sprint(of, i)
+			// Another server says who has it.
+			if errors.Is(client.Get(t.Context(), "{"+ratelimit.KeyName([]byte(key))+"}").Err(), redis.Nil) {
+				return key
+			}
+		}
+		t.Fatalf("%v has no key", s)
+		return ""
+	}
+
+	// A node that went by another server's clock would spend tokens of the window before in the next.
+	key := heldBy(servers[who], "k")
+	c.until("its window does not begin", in(10, 100))
+	c.greeted(0, ledger.Partition(ratelimit.KeyName([]byte(key))))
+	second, admitted := there().Unix(), 0
+	for there().Unix() == second {
+		if c.attempt(0, key) && there().Unix() == second {
+			admitted++
+		}
+	}
+	if admitted > limit || admitted == 0 {
+		t.Errorf("%d of %d were admitted in a window of the server's clock", admitted, limit)
+	}
+
+	// If two servers have accounts of a part, its clock covers both, whichever has answered last. Claims reach only
+	// one, and so do not answer a greeting of the same batch.
+	both := func(after string) {
+		early, late, _ := f.PartTime(mixed)
+		now := time.Now()
+		if int64(early) > now.UnixMicro() || int64(late) < now.Add(by).UnixMicro()-1e4 {
+			t.Errorf("after %s: at %d it is said to be from %d to %d, and one server is ahead by %v",
+				after, now.UnixMicro(), early, late, by)
+		}
+	}
+	for _, s := range servers[1:] {
+		key := ""
+		for i := 0; key == "" || ledger.Partition(ratelimit.KeyName([]byte(key))) != mixed; i++ {
+			key = heldBy(s, fmt.Sprint("m", i, "."))
+		}
+		c.until("it is not the same window at both", in(350, 700))
+		c.attempt(0, key)
+		both("a claim")
+		var sent instant
+		c.until("no claim is answered in time", func() bool {
+			sent = c.clock()
+			return f.ClaimAndGreet(key, mixed) == nil
+		})
+		if _, _, heard := f.PartTime(mixed); heard < sent {
+			t.Errorf("it was heard at %d, and a greeting sent at %d", heard, sent)
+		}
+		both("a greeting")
+	}
+
+	servers[who].Kill()
+	c.until("a part that is dead counts as alive", func() bool {
+		c.greeted(0, last)
+		open, _ := f.PartState(last)
+		return open
+	})
+	f.Answered()
+	for part := range ledger.Partitions() {
+		c.greeted(0, part)
+		open, alive := f.PartState(part)
+		if dead := part >= mixed; alive == dead || open != dead && (!dead || part == last) {
+			t.Errorf("part %d: its breaker is open: %v, and it counts as alive: %v", part, open, alive)
+		}
+	}
+}
+
+// resharded is a fleet on a Cluster whose slots move.
+type resharded struct {
+	*cluster
+	masters []*redistest.Server
+	owner   []int // of each slot, by its place in masters
+	phase   int
+	slow    atomic.Int64 // trips longer than a second: the machine is too busy for a verdict on time
+}
+
+func newResharded(t *testing.T, masters int) *resharded {
+	t.Helper()
+	r := &resharded{masters: redistest.Cluster(t, masters), owner: make([]int, 16384)}
+	for slot := range r.owner {
+		r.owner[slot] = ((slot+1)*masters - 1) / 16384
+	}
+	r.cluster = newCluster(t, fixed(20, ratelimit.Year), fields{"on_store_failure": "closed", "store_deadline": "5s"})
+	run := r.run
+	r.run = func(f *leasing.Fleet) {
+		f.OnFailure = func(err error) {
+			if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+				r.slow.Add(1)
+			}
+		}
+		run(f)
+	}
+	r.joinRedis(3, clusterOf(r.masters...))
+	r.ready()
+	return r
+}
+
+// move moves slots to a master.
+func (r *resharded) move(slots []int, to int, between func(moved int)) {
+	r.Helper()
+	for from, master := range r.masters {
+		var some []int
+		for _, slot := range slots {
+			if r.owner[slot] == from && from != to {
+				some = append(some, slot)
+			}
+		}
+		redistest.Move(r.masters, master, r.masters[to], some, func(moved int) {
+			r.owner[some[moved-1]] = to
+			if between != nil {
+				between(moved)
+			}
+		})
+	}
+}
+
+// of are the slots of a master, ascending, and the parts that have some.
+func (r *resharded) of(master int) (slots, parts []int) {
+	for slot, is := range r.owner {
+		if is == master {
+			slots, parts = append(slots, slot), append(parts, slot*16/16384)
+		}
+	}
+	return slots, slices.Compact(parts)
+}
+
+// under has callers ask for tokens during an event: new keys once, and others up to their limit of 20 and beyond.
+func (r *resharded) under(name string, event func()) (asked, refused, over int) {
+	r.Helper()
+	r.phase++
+	var mu sync.Mutex
+	var callers sync.WaitGroup
+	var ends atomic.Bool
+	admitted := map[string]int{}
+	for caller := range 4 {
+		callers.Go(func() {
+			for i := 0; !ends.Load(); i++ {
+				node, hot := (caller+i)%len(r.nodes), fmt.Sprint("hot", r.phase, ".", i/100)
+				fresh, passes := r.attempt(node, fmt.Sprint("new", r.phase, ".", caller, ".", i)), r.attempt(node, hot)
+				mu.Lock()
+				if asked++; !fresh {
+					refused++
+				}
+				if passes {
+					if admitted[hot]++; admitted[hot] > 20 {
+						over++
+					}
+				}
+				mu.Unlock()
+				time.Sleep(3 * time.Millisecond)
+			}
+		})
+	}
+	time.Sleep(50 * time.Millisecond)
+	event()
+	time.Sleep(300 * time.Millisecond)
+	ends.Store(true)
+	callers.Wait()
+	r.Logf("%s: %d of %d unused keys were refused, %d requests of %d keys were beyond their limits; %d slow trips",
+		name, refused, asked, over, len(admitted), r.slow.Load())
+	return asked, refused, over
+}
+
+// Slots that move between healthy masters of a Cluster lose nothing: no unused key is refused, no limit is exceeded,
+// and no node notices a loss.
+func TestReshard(t *testing.T) {
+	t.Parallel()
+	r := newResharded(t, 3)
+	some := func(master, n int) []int {
+		slots, _ := r.of(master)
+		return slots[:n]
+	}
+	fixed, sliding := r.rule, *r.rule // whose claims need two accounts of a slot
+	sliding.Limit.Algorithm = ratelimit.SlidingWindow
+	for _, row := range []struct {
+		name  string
+		event func()
+	}{
+		{"one slot", func() { r.move([]int{0}, 1, nil) }},
+		{"the slot back", func() { r.move([]int{0}, 0, nil) }},
+		{"2,500 slots", func() { r.move(some(0, 2500), 2, nil) }},
+		{"500 slots of sliding windows", func() { r.move(some(2, 500), 1, nil) }},
+		{"scale-out", func() {
+			r.masters = append(r.masters, redistest.Join(t, r.masters))
+			for from := range 3 {
+				r.move(some(from, 400), 3, nil)
+			}
+		}},
+		{"scale-in", func() {
+			all, _ := r.of(3)
+			r.move(all, 1, nil)
+		}},
+		{"the empty master is gone", func() {
+			time.Sleep(time.Second) // in which each node asks all servers
+			r.masters[3].Kill()
+			r.masters = r.masters[:3]
+			time.Sleep(time.Second)
+		}},
+	} {
+		if r.rule = fixed; row.name == "500 slots of sliding windows" {
+			r.rule = &sliding
+		}
+		asked, refused, over := r.under(row.name, row.event)
+		alarms := uint64(0)
+		for _, f := range r.nodes {
+			alarms += f.Stats().Recoveries
+		}
+		if refused > 0 && r.slow.Load() == 0 || over > 0 || alarms > 0 {
+			t.Errorf("%s: %d of %d refused, %d admitted beyond limits, %d alarms", row.name, refused, asked, over, alarms)
+		}
+	}
+}
+
+// A master that loses its data while its slots move is noticed within a second, for all parts of its slots. No limit is
+// exceeded by more than a loss costs.
+func TestReshardWithALoss(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name     string
+		n        int // slots that move
+		to, lost int
+	}{{"one slot", 1, 1, 0}, {"the source", 1500, 1, 0}, {"the target", 1500, 1, 1}, {"the new master", 1500, 2, 2}} {
+		t.Run(row.name, func(t *testing.T) {
+			r := newResharded(t, 2)
+			lives := func() (of [][]uint64) { // the epochs of all parts, as last read by each node
+				for _, f := range r.nodes {
+					of = append(of, f.Lives())
+				}
+				return of
+			}
+			var took time.Duration
+			_, _, over := r.under(row.name, func() {
+				if row.to == 2 {
+					r.masters = append(r.masters, redistest.Join(t, r.masters))
+				}
+				slots, _ := r.of(0)
+				r.move(slots[:row.n], row.to, func(moved int) {
+					if took > 0 || moved < min(700, row.n) {
+						return
+					}
+					was, began := lives(), time.Now()
+					r.masters[row.lost].Do("FLUSHALL")
+					_, parts := r.of(row.lost)
+					noticed := func(node, part int) bool { return lives()[node][part] != was[node][part] }
+					for node := range r.nodes {
+						for part := range was[node] {
+							if slices.Contains(parts, part) {
+								r.until("the loss is not noticed", func() bool { return noticed(node, part) })
+							}
+						}
+					}
+					took = time.Since(began)
+					for node := range r.nodes {
+						for part := range was[node] {
+							if !slices.Contains(parts, part) && noticed(node, part) {
+								t.Errorf("%s: node %d takes part %d of another server for lost", row.name, node, part)
+							}
+						}
+					}
+				})
+			})
+			if took > time.Second && r.slow.Load() == 0 {
+				t.Errorf("the loss of %s was noticed after %v", row.name, took)
+			}
+			if most := 20 * 20; over > most {
+				t.Errorf("%d were admitted beyond limits", over)
+			}
+		})
+	}
+}

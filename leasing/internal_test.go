@@ -1,0 +1,210 @@
+package leasing
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/lane"
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
+	"github.com/sluice-gate/sluice/leasing/local"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// driven is a node whose clock stands, and a request.
+func driven(keys int) (*Stepped, ask) {
+	rule := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 31}}
+	rule.Coordination = ratelimit.DefaultCoordination()
+	clock, half := func() instant { return instant(time.Hour) }, func() float64 { return 0.5 }
+	n := NewStepped(account.NewHolder(), keys, clock, time.Now(), func(time.Duration, func()) {}, half)
+	return n, ask{Rule: rule, Key: []byte("k"), Cost: 1}
+}
+
+// A decision from what is in hand does not allocate.
+func TestDecideDoesNotAllocate(t *testing.T) {
+	n, a := driven(100)
+	asks, verdicts := []ask{a}, make([]verdict, 1)
+	ledger := account.NewMemory(func() ledgerTime { return 1_800_000_000_000_000 })
+	for w := n.Ask(n.clock(), asks, verdicts); w != nil && w.Advance(n.clock()); {
+		b := n.Batch()
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := ledger.Settle(t.Context(), b.Claims(), grants)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Answer(epoch, at, grants)
+	}
+	if allocs := testing.AllocsPerRun(1000, func() { n.Decide(t.Context(), n.clock(), asks, verdicts) }); allocs != 0 ||
+		verdicts[0].Source != ratelimit.FromLease {
+		t.Errorf("a decision allocates %v times: %+v", allocs, verdicts[0])
+	}
+}
+
+// The state of a key is small, for tens of millions of keys. 224 bytes are a size of Go's allocator.
+func TestKeysAreSmall(t *testing.T) {
+	if n, busy := unsafe.Sizeof(key{}), unsafe.Sizeof(use{}); n > 104 || busy > 224 {
+		t.Errorf("a key takes %d bytes, and %d more while it is busy", n, busy)
+	}
+}
+
+// Bytes for each key in use, everything counted: -bench KeyBytes -benchtime 10000000x for ten million keys.
+func BenchmarkKeyBytes(b *testing.B) {
+	resident := func() float64 {
+		runtime.GC()
+		text, err := os.ReadFile("/proc/self/statm")
+		pages := strings.Fields(string(text))
+		if err != nil || len(pages) < 2 {
+			b.Skip("no /proc/self/statm")
+		}
+		n, _ := strconv.Atoi(pages[1])
+		return float64(n * os.Getpagesize())
+	}
+	for name, use := range map[string]func(maxKeys int) func(a *ask){
+		"alone": func(maxKeys int) func(a *ask) {
+			l, verdicts := local.New(maxKeys, 1, time.Now()), make([]verdict, 1)
+			return func(a *ask) { l.Decide(b.Context(), 1, []ask{*a}, verdicts) }
+		},
+		"fleet": func(maxKeys int) func(a *ask) {
+			f, _ := driven(maxKeys)
+			return func(a *ask) {
+				s, id, _ := f.find(a.Key)
+				defer s.mu.Unlock()
+				k := s.entry(1, id, f.trackLocked(s, 1, id, a))
+				k.Taken, k.Spent, k.Deadline, k.Till = 1, 1, lease.Never, lease.Never // so that it stays
+			}
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			before, use := resident(), use(b.N+b.N/32+64)
+			_, a := driven(1)
+			for i := range b.N {
+				a.Key = fmt.Appendf(nil, "key of 24 bytes %08d", i)
+				use(&a)
+			}
+			b.ReportMetric((resident()-before)/float64(b.N), "B/key")
+			runtime.KeepAlive(use)
+		})
+	}
+}
+
+// A stream of new keys takes memory for the recent uses of a sixteenth of the table.
+func TestRecentUsesAreBounded(t *testing.T) {
+	n, a := driven(8000)
+	for i := range 5000 {
+		a.Key = fmt.Append(nil, "k", i)
+		s, id, _ := n.find(a.Key)
+		s.entry(1, id, n.trackLocked(s, 1, id, &a))
+		s.mu.Unlock()
+	}
+	for i := range n.shards {
+		if s := &n.shards[i]; len(s.uses) > s.most {
+			t.Errorf("shard %d has %d recent uses, and room for %d", i, len(s.uses), s.most)
+		}
+	}
+}
+
+// Late reports with debt that are tried for long are bounded in number: invented keys in an outage cost no more memory.
+func TestLateReportsAreBounded(t *testing.T) {
+	n, _ := driven(100)
+	reports := make([]*lateReport, mostLate+7)
+	for i := range reports {
+		reports[i] = &lateReport{tries: lateTries - 1, until: lease.Never}
+		n.retryLate(reports[i])
+	}
+	if kept, lost := n.stats.late.Load(), n.Stats().Unreported; kept != mostLate || lost != 7 {
+		t.Errorf("%d late reports are tried on, and %d are lost", kept, lost)
+	}
+	n.endLate(reports[0])
+	if kept := n.stats.late.Load(); kept != mostLate-1 {
+		t.Errorf("after the end of one, %d late reports are tried on", kept)
+	}
+}
+
+// A request without room in the queue counts as that: neither as an error of the store nor as its breaker.
+func TestFullQueueIsNamed(t *testing.T) {
+	n, a := driven(10)
+	n.lanes[0].Size = 0
+	v := make([]verdict, 1)
+	w := n.Ask(n.clock(), []ask{a}, v)
+	if w != nil || v[0].Source != ratelimit.FromFallback || v[0].Reason != ratelimit.FallbackQueueFull {
+		t.Errorf("%v by %v", v[0].Reason, v[0].Source)
+	}
+}
+
+// The specification's numbers of the shell, and of what decides without the ledger, are the code's.
+func TestPageConstants(t *testing.T) {
+	page := specpage.Read(t)
+	of := func(d time.Duration) []string { return []string{specpage.Duration(d)} }
+	f := NewFleet(nil, 1, 100, func() instant { return 1 }, time.Unix(1, 0))
+	rule := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}}
+	kept := 0
+	for sum := range tokens(801) {
+		s := &f.shards[0]
+		c := &cell{}
+		c.Val.Part = lease.Part{Deadline: lease.Never, Sum: sum}
+		c.Val.rule = s.rules.number(rule)
+		if f.keptIdle(entry{Entry: lease.Entry{Key: &c.Val.Key}, shard: s, cell: c}) {
+			kept = int(sum)
+		}
+	}
+	const half = 0.5 // which is no jitter: a breaker is open for as long as it is on average
+	var b lane.Breaker
+	failures := 0
+	for ; !b.Open(); failures++ {
+		b.Failure(0, half)
+	}
+	open := func() (d time.Duration) {
+		for ; b.Refuses(instant(d)); d += time.Millisecond {
+		}
+		return d
+	}
+	first := open()
+	for range 20 {
+		b.Failure(0, half)
+	}
+	page.Constants([]string{"fleet", "lane", "leasing", "ratelimit"}, map[string][]string{
+		"lane.TimeLimit":          of(lane.TimeLimit),
+		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
+		"ratelimit.YoungMost":     of(ratelimit.YoungMost),
+		"leasing.firstWait":       of(firstWait),
+		"ratelimit.LossPart":      {fmt.Sprint("1/", ratelimit.LossPart)},
+		"leasing.keptIdle":        {fmt.Sprintf("%d/8", kept/100)},
+		"leasing.recallPause":     of(recallPause),
+		"leasing.registered":      of(registered),
+		"leasing.renewEvery":      of(renewEvery),
+		"ratelimit.RegisteredFor": of(ratelimit.RegisteredFor),
+		"leasing.aliveFor":        of(aliveFor),
+		"leasing.evictionRest":    of(evictionRest),
+		"leasing.missedRest":      of(missedRest),
+		"leasing.lastSeq":         {specpage.Power(lastSeq)},
+		"leasing.lateTries":       {strconv.Itoa(lateTries)},
+		"leasing.mostLate":        {strconv.Itoa(mostLate)},
+		"leasing.breakAfter":      {strconv.Itoa(failures)},
+		"leasing.breakFirst":      of(first),
+		"leasing.breakLongest":    of(open()),
+		"ratelimit.StoreDeadline": of(ratelimit.StoreDeadline),
+		"ratelimit.PlentyAbove":   {fmt.Sprint("1/", ratelimit.PlentyAbove)},
+		"ratelimit.MaxLimit":      {fmt.Sprintf("10^%.0f", math.Log10(float64(ratelimit.MaxLimit)))},
+	})
+}
+
+// The names of accounts that the specification shows are those of keys.
+func TestPageNames(t *testing.T) {
+	names := specpage.Quoted(specpage.Read(t).Between("names"))
+	if len(names) < 4 {
+		t.Errorf("%d names", len(names))
+	}
+	for _, name := range names {
+		if key, ok := ratelimit.KeyOfName(name); !ok || ratelimit.KeyName(key) != name {
+			t.Errorf("%s is no key's name", name)
+		}
+	}
+}

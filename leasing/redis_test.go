@@ -1,0 +1,396 @@
+package leasing_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// rest asks until the limit of a key is admitted, for 20 s at most, and then a little more.
+func (c *cluster) rest(key string, admitted, limit int) int {
+	for end := time.Now().Add(20 * time.Second); admitted < limit && time.Now().Before(end); {
+		more, _ := c.load(60, 6, 2*time.Millisecond, key)
+		admitted += more[key]
+	}
+	more, _ := c.load(300, 6, 0, key)
+	return admitted + more[key]
+}
+
+// For any fault of Redis, or of the network to it, admissions stay within the limit, and no request waits longer than
+// the rule's deadline. After the fault, the whole limit is available.
+func TestFaultsOfRedis(t *testing.T) {
+	const limit = 3000
+	// lateness is by how much one in a hundred of this machine's timers is late, until it is asked.
+	lateness := func() func() time.Duration {
+		stop, all := make(chan struct{}), make(chan []time.Duration)
+		go func() {
+			var took []time.Duration
+			for {
+				due := time.Now().Add(time.Millisecond)
+				select {
+				case <-stop:
+					all <- took
+					return
+				case <-time.After(time.Millisecond):
+					took = append(took, time.Since(due))
+				}
+			}
+		}()
+		return func() time.Duration {
+			close(stop)
+			took := append(<-all, 0)
+			slices.Sort(took)
+			return took[len(took)*99/100]
+		}
+	}
+	for name, fault := range map[string]func(s *redistest.Server, p *redistest.Proxy, is bool){
+		"lost replies": func(_ *redistest.Server, p *redistest.Proxy, is bool) { p.Swallow(map[bool]int{true: 20}[is]) },
+		"cut":          func(_ *redistest.Server, p *redistest.Proxy, _ bool) { p.Cut() },
+		"refused":      func(_ *redistest.Server, p *redistest.Proxy, is bool) { p.Refuse(is); p.Cut() },
+		"slow": func(_ *redistest.Server, p *redistest.Proxy, is bool) {
+			p.Delay(map[bool]time.Duration{true: 50 * time.Millisecond}[is])
+		},
+		"garbage": func(_ *redistest.Server, p *redistest.Proxy, is bool) {
+			if p.Garbage(is); !is {
+				p.Cut()
+			}
+		},
+		"out of memory": func(s *redistest.Server, _ *redistest.Proxy, is bool) {
+			s.Do("CONFIG", "SET", "maxmemory", map[bool]string{true: "1", false: "0"}[is])
+		},
+		"read-only": func(s *redistest.Server, _ *redistest.Proxy, is bool) {
+			s.Do("CONFIG", "SET", "min-replicas-to-write", map[bool]string{true: "3", false: "0"}[is])
+		},
+		"scripts forgotten": func(s *redistest.Server, _ *redistest.Proxy, _ bool) { s.Do("SCRIPT", "FLUSH") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for tries := 1; ; tries++ {
+				s := redistest.Start(t)
+				p := redistest.NewProxy(t, s.Addr)
+				c := onRedis(t, 3, fixed(limit, ratelimit.Year), clientOf(p.Addr))
+				before, _ := c.load(1200, 6, 0, "k")
+				fault(s, p, true)
+				late := lateness()
+				during, times := c.load(900, 6, time.Millisecond, "k")
+				// The machine's own pauses come on top of the deadline, before and after the wait.
+				most := ratelimit.StoreDeadline + 35*time.Millisecond + 2*late()
+				fault(s, p, false)
+				if n := c.rest("k", before["k"]+during["k"], limit); n != limit {
+					t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
+				}
+				p99 := times[len(times)*99/100]
+				if p99 <= most {
+					return
+				}
+				// A machine that others need is late now and then, and a node each time.
+				if t.Logf("of the requests, one in a hundred took %v, must be at most %v", p99, most); tries == 3 {
+					t.FailNow()
+				}
+			}
+		})
+	}
+}
+
+// Redis loses all its data while each node is alive. One node has spent the limit of each key, and refuses without
+// claims. One has no usage, and one is new to the fleet. No key exceeds its limit by more than declared, the loss is
+// counted, and no usage is lost for good.
+func TestRedisThatLosesItsData(t *testing.T) {
+	t.Parallel()
+	const limit, keys = 200, 20
+	for how, lose := range map[string]func(*redistest.Server){
+		"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
+		"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },
+	} {
+		for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
+			t.Run(how+" "+algorithm.String(), func(t *testing.T) {
+				t.Parallel()
+				store := redistest.Start(t)
+				c := onRedis(t, 2, limitOf(algorithm, limit, ratelimit.Year), clientOf(store.Addr))
+				admitted := map[string]int{}
+				spend := func(node, times int) {
+					for i := range times * keys {
+						if key := fmt.Sprint("k", i%keys); c.attempt(node, key) {
+							admitted[key]++
+						}
+					}
+				}
+				spend(0, limit+20)
+				lose(store)
+				c.joinRedis(1, clientOf(store.Addr))
+				for end := time.Now().Add(2 * ratelimit.YoungFor); time.Now().Before(end); {
+					spend(0, 1)
+					spend(1, 5)
+					spend(2, 5)
+				}
+				for key, n := range admitted {
+					if n > limit+limit/20 {
+						t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
+					}
+				}
+				for node := range 2 {
+					if s := c.nodes[node].Stats(); s.Recoveries != 1 || s.Missing > 0 {
+						t.Errorf("node %d counts %d losses, and %d of single accounts", node, s.Recoveries, s.Missing)
+					}
+				}
+				c.until("the ledger learns for ever", func() bool { return c.nodes[2].Ready() })
+				c.until("a new key is refused", func() bool { return c.attempt(2, "new") })
+			})
+		}
+	}
+}
+
+// A Sentinel promotes a replica with a tenth of the usage. Nodes restore the rest: the excess is at most as declared,
+// and the whole limit is admitted.
+func TestReplicaThatLagsBehind(t *testing.T) {
+	t.Parallel()
+	const limit = 5000
+	master := redistest.Start(t)
+	lag := redistest.NewProxy(t, master.Addr)
+	replica := redistest.Start(t)
+	host, port, _ := net.SplitHostPort(lag.Addr)
+	replica.Do("REPLICAOF", host, port)
+	replica.UntilInfo("replication", "master_link_status:up")
+	sentinel := redistest.Sentinel(t, "m", master)
+	sentinel.UntilInfo("sentinel", "slaves=1")
+	c := onRedis(t, 3, fixed(limit, ratelimit.Year), func() redis.UniversalClient {
+		return redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: "m", SentinelAddrs: []string{sentinel.Addr}, MaxRetries: -1, ContextTimeoutEnabled: true,
+			DialTimeout: 200 * time.Millisecond,
+		})
+	})
+	first, _ := c.load(500, 5, 0, "k")
+	c.until("the replica does not follow", func() bool {
+		return replica.Do("DBSIZE").(int64) > 1 // the account is there, too
+	})
+	lag.Delay(time.Minute) // from here on the replica gets no data
+	second, _ := c.load(3000, 6, 0, "k")
+	master.Kill()
+	replica.UntilInfo("replication", "role:master")
+	if n := c.rest("k", first["k"]+second["k"], limit); n > limit+limit/20 || n < limit {
+		t.Errorf("%d of %d were admitted", n, limit)
+	}
+	for i, f := range c.nodes {
+		if n := f.Stats().Recoveries; n == 0 {
+			t.Errorf("node %d has not noticed", i)
+		}
+	}
+}
+
+// Limits a second, of keys of which few are busy: no second admits more than its limit, by Redis' clock, and busy
+// keys reach it.
+func TestSkewedKeysPerSecond(t *testing.T) {
+	t.Parallel()
+	const limit = 50
+	c := onRedis(t, 3, fixed(limit, ratelimit.Second), clientOf(redistest.Start(t).Addr))
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(3, 4)), 1.2, 1, 50) //nolint:gosec // the same run each time
+	var mu sync.Mutex
+	seconds := map[string]int{}
+	var all sync.WaitGroup
+	for i := range 12 {
+		all.Go(func() {
+			for j := range 1200 {
+				mu.Lock()
+				key := fmt.Sprint("k", zipf.Uint64())
+				mu.Unlock()
+				// A decision is of the second that it began in, or ended in. Where these differ it is not counted.
+				before := time.Now().Unix()
+				if c.attempt((i+j)%3, key) && time.Now().Unix() == before {
+					mu.Lock()
+					seconds[fmt.Sprint(before, " ", key)]++
+					mu.Unlock()
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
+	full := 0
+	for second, n := range seconds {
+		if n > limit {
+			t.Errorf("%s: %d of %d were admitted", second, n, limit)
+		}
+		if n >= limit-1 {
+			full++
+		}
+	}
+	if full == 0 {
+		t.Error("no key came to its limit")
+	}
+}
+
+// hook changes what a client of Redis reads.
+type hook struct {
+	lie atomic.Pointer[func(redis.Cmder)]
+}
+
+func newHook(lie func(redis.Cmder)) *hook {
+	h := &hook{}
+	h.lie.Store(&lie)
+	return h
+}
+
+func (h *hook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if lie := h.lie.Load(); lie != nil {
+			for _, c := range cmds {
+				(*lie)(c)
+			}
+		}
+		return err
+	}
+}
+
+// A Redis that lies to one of two nodes: nothing breaks, both together admit the limit and not more, and when it tells
+// the truth again the rest is admitted. Where it lies about what time it is, a window may be granted once more.
+func TestRedisThatLies(t *testing.T) {
+	t.Parallel()
+	const limit, granted, total, sum = 100, 2, 3, 4
+	// ofClaims changes the numbers that the script answers.
+	ofClaims := func(lie func(n []float64)) func(redis.Cmder) {
+		return func(cmd redis.Cmder) {
+			c, ok := cmd.(*redis.Cmd)
+			text, isText := "", false
+			if ok {
+				text, isText = c.Val().(string)
+			}
+			if !isText || cmd.Name() != "evalsha" && cmd.Name() != "eval" || len(text)%8 != 0 {
+				return
+			}
+			n, packed := make([]float64, len(text)/8), []byte(nil)
+			for i := range n {
+				n[i] = math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[8*i:])))
+			}
+			lie(n)
+			for i := range n {
+				packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(n[i]))
+			}
+			c.SetVal(string(packed))
+		}
+	}
+	// ofDraws changes what the transaction answers of draws: of each three replies. The epoch comes after them.
+	ofDraws := func(lie func(replies []any) []any) func(redis.Cmder) {
+		return func(cmd redis.Cmder) {
+			if c, ok := cmd.(*redis.Cmd); ok && cmd.Name() == "exec" {
+				replies, _ := c.Val().([]any)
+				if draws := len(replies) - 1; draws > 0 {
+					c.SetVal(append(lie(replies[:draws:draws]), replies[draws]))
+				}
+			}
+		}
+	}
+	// ofTime changes what time it is, wherever that is said.
+	ofTime := func(lie func(seconds int64) int64) func(redis.Cmder) {
+		claims := ofClaims(func(n []float64) { n[7] = float64(lie(int64(n[7]/1e6))) * 1e6 })
+		return func(cmd redis.Cmder) {
+			claims(cmd)
+			if c, ok := cmd.(*redis.TimeCmd); ok {
+				c.SetVal(time.Unix(lie(c.Val().Unix()), 0))
+			}
+		}
+	}
+	hour := func(n int64) func(int64) int64 { return func(s int64) int64 { return s + n*3600 } }
+	is := func(i int, n float64) func(redis.Cmder) { return ofClaims(func(all []float64) { all[i] = n }) }
+	plus := func(i int, by float64) func(redis.Cmder) { return ofClaims(func(all []float64) { all[i] += by }) }
+	reply := func(i int, is any) func(redis.Cmder) { return ofDraws(func(r []any) []any { r[i] = is; return r }) }
+	lies := map[string]struct {
+		lie  func(redis.Cmder)
+		most int
+	}{
+		"no number":             {is(sum, math.NaN()), limit},
+		"without end":           {is(sum, math.Inf(1)), limit},
+		"half a token":          {plus(sum, 0.5), limit},
+		"a sum without bound":   {is(sum, 1<<53), limit},
+		"a sum that is large":   {is(sum, 1<<51), limit},
+		"more than was wanted":  {plus(granted, 1e6), limit},
+		"more, and it adds up":  {ofClaims(func(n []float64) { n[granted] += 1e6; n[total] += 1e6 }), limit},
+		"less than nothing":     {is(granted, -1), limit},
+		"the least grant":       {is(granted, -1<<53), limit},
+		"a total of others":     {plus(total, 7), limit},
+		"in hand without bound": {is(5, 1<<53), limit},
+		"another's answer":      {plus(1, 1), limit},
+		"a code that is none":   {is(0, 9), limit},
+		"always overtaken":      {is(0, 1), limit},
+		"always over":           {is(0, 2), limit},
+		"a fence below nothing": {is(6, -1), limit},
+		"always recalling":      {is(8, 1), limit},
+		"draws of a large sum":  {reply(0, int64(1)<<52), limit},
+		"draws of no bound":     {reply(0, int64(math.MaxInt64)), limit},
+		"draws that are lost":   {reply(1, int64(0)), limit},
+		"draws that come twice": {ofDraws(func(r []any) []any { r[1] = r[1].(int64) * 2; return r }), limit},
+		"draws of words":        {reply(0, "many"), limit},
+		"draws without account": {reply(2, int64(0)), limit},
+		"draws that are cut":    {ofDraws(func(r []any) []any { return r[:2] }), limit},
+		"no draws":              {ofDraws(func([]any) []any { return nil }), limit},
+		"draws of nothing":      {ofDraws(func(r []any) []any { return make([]any, len(r)) }), limit},
+		"1970":                  {ofTime(func(int64) int64 { return 1 }), 2 * limit},
+		"before 1970":           {ofTime(func(int64) int64 { return -5 }), limit},
+		"a year ago":            {ofTime(hour(-366 * 24)), 2 * limit},
+		"in ten years":          {ofTime(hour(10 * 366 * 24)), 2 * limit},
+		"in a million years":    {ofTime(hour(1e6 * 366 * 24)), limit},
+	}
+	liar, connect, nodes := &hook{}, clientOf(redistest.Start(t).Addr), 0
+	c := onRedis(t, 2, fixed(limit, ratelimit.Year), func() redis.UniversalClient {
+		client := connect()
+		if nodes++; nodes == 1 {
+			client.AddHook(liar)
+		}
+		return client
+	})
+	drawn, claimed := c.rule, *c.rule
+	claimed.Coordination.Audit = true // so that nothing is drawn
+	for _, key := range slices.Sorted(maps.Keys(lies)) {
+		x := lies[key]
+		if c.rule = &claimed; strings.Contains(key, "draw") {
+			c.rule = drawn
+		}
+		admitted, tries := 0, 0
+		try := func(node int) {
+			if c.attempt(node, key) {
+				admitted++
+			}
+		}
+		liar.lie.Store(&x.lie)
+		for i := range 20 {
+			try(0)
+			if i%2 == 0 {
+				try(1)
+			}
+		}
+		liar.lie.Store(nil)
+		c.until(key+": it does not recover", func() bool {
+			v := c.decide(0, ask{Key: []byte(key + " then"), Cost: 1})
+			return !v.OverLimit && v.Source != ratelimit.FromFallback
+		})
+		c.until(key+": the rest is not admitted", func() bool {
+			tries++
+			try(tries % 2)
+			return admitted >= limit
+		})
+		for i := range 10 {
+			try(i % 2)
+		}
+		if admitted > x.most {
+			t.Errorf("%s: %d of %d were admitted", key, admitted, limit)
+		}
+	}
+}
