@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,71 +15,13 @@ import (
 	"testing"
 	"time"
 
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
-
-// Parts of a request are counted as they come, in whatever pieces, and the first
-// one too many is refused; quotes and escapes are no parts.
-func TestShapeOfARequest(t *testing.T) {
-	descriptors := func(n int, of string) string {
-		return `{"domain":"d","descriptors":[` + strings.TrimSuffix(strings.Repeat(of+",", n), ",") + `]}`
-	}
-	entries := func(n int) string {
-		return `{"entries":[` + strings.TrimSuffix(strings.Repeat("{},", n), ",") + `]}`
-	}
-	for name, c := range map[string]struct{ body, want string }{
-		"as many as may be":    {descriptors(1000, "{}"), ""},
-		"a descriptor more":    {descriptors(1001, "{}"), "more than 1000 descriptors"},
-		"entries":              {descriptors(100, entries(100)), ""},
-		"an entry more":        {descriptors(1, entries(101)), "descriptor 0 has more than 100 entries"},
-		"entries in all":       {descriptors(101, entries(100)), "more than 10000 entries"},
-		"deep":                 {strings.Repeat("[", 10), ""},
-		"deeper":               {strings.Repeat("[", 11), "nested more than 10 deep"},
-		"quoted":               {`{"domain":"` + strings.Repeat("{[", 5000) + `"}`, ""},
-		"quoted, with escapes": {`{"domain":"\"` + strings.Repeat(`{\\`, 5000) + `"}`, ""},
-		"escaped, then open":   {`{"a":"\\"` + strings.Repeat("[", 10), "nested more than 10 deep"},
-	} {
-		for _, piece := range []int{1, 7, 1 << 20} {
-			var s shape
-			var err error
-			for b := []byte(c.body); len(b) > 0 && err == nil; {
-				n := min(piece, len(b))
-				err = s.add(b[:n])
-				b = b[n:]
-			}
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("%s, %d bytes at a time: %v, want %q", name, piece, err, c.want)
-			}
-		}
-	}
-}
-
-// What the shape lets through, in the largest request there may be, becomes a few megabytes.
-func TestLargestShapeIsBounded(t *testing.T) {
-	body := `{"domain":"d","descriptors":[` +
-		strings.TrimSuffix(strings.Repeat(`{"entries":[`+strings.TrimSuffix(strings.Repeat("{},", 100), ",")+`]},`,
-			100), ",") + `]}`
-	var s shape
-	if err := s.add([]byte(body)); err != nil || len(body) > MaxRequestBytes {
-		t.Fatal(err, len(body))
-	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	var q rlsv3.RateLimitRequest
-	if err := protojson.Unmarshal([]byte(body), &q); err != nil {
-		t.Fatal(err)
-	}
-	runtime.ReadMemStats(&after)
-	if grew := after.TotalAlloc - before.TotalAlloc; grew > 8<<20 {
-		t.Errorf("%d bytes became %d", len(body), grew)
-	}
-}
 
 // A body that is held open is given up, with 503 and Retry-After, when others need the room, and these are answered.
 func TestHeldBodiesAreGivenUp(t *testing.T) {
@@ -299,36 +240,117 @@ func TestBodiesTakeTurns(t *testing.T) {
 	}
 }
 
-// A caller that closes its side before it was answered is not taken for one that may pass.
-func TestGoneCallersAreNotOK(t *testing.T) {
-	f := newFixture(t, Options{Gate: shed.NewGate(time.Second)}, testRules)
-	server := httptest.NewServer(http.HandlerFunc(f.ServeJSON))
-	defer server.Close()
-	for range 20 {
-		c, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		body := `{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`
-		_, _ = fmt.Fprintf(c, "POST /json HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-		_ = c.(*net.TCPConn).CloseWrite()
-		answer, err := io.ReadAll(c)
-		c.Close()
-		if err != nil || !strings.Contains(string(answer), "503") && !strings.Contains(string(answer), "overallCode") {
-			t.Fatalf("%q, %v", answer, err)
+// Parts of a request are counted as they come, in whatever pieces, and the first
+// one too many is refused; quotes and escapes are no parts.
+func TestShapeOfARequest(t *testing.T) {
+	descriptors := func(n int, of string) string {
+		return `{"domain":"d","descriptors":[` + strings.TrimSuffix(strings.Repeat(of+",", n), ",") + `]}`
+	}
+	entries := func(n int) string {
+		return `{"entries":[` + strings.TrimSuffix(strings.Repeat("{},", n), ",") + `]}`
+	}
+	for name, c := range map[string]struct{ body, want string }{
+		"as many as may be":    {descriptors(1000, "{}"), ""},
+		"a descriptor more":    {descriptors(1001, "{}"), "more than 1000 descriptors"},
+		"entries":              {descriptors(100, entries(100)), ""},
+		"an entry more":        {descriptors(1, entries(101)), "descriptor 0 has more than 100 entries"},
+		"entries in all":       {descriptors(101, entries(100)), "more than 10000 entries"},
+		"deep":                 {strings.Repeat("[", 10), ""},
+		"deeper":               {strings.Repeat("[", 11), "nested more than 10 deep"},
+		"quoted":               {`{"domain":"` + strings.Repeat("{[", 5000) + `"}`, ""},
+		"quoted, with escapes": {`{"domain":"\"` + strings.Repeat(`{\\`, 5000) + `"}`, ""},
+		"escaped, then open":   {`{"a":"\\"` + strings.Repeat("[", 10), "nested more than 10 deep"},
+	} {
+		for _, piece := range []int{1, 7, 1 << 20} {
+			var s shape
+			var err error
+			for b := []byte(c.body); len(b) > 0 && err == nil; {
+				n := min(piece, len(b))
+				err = s.add(b[:n])
+				b = b[n:]
+			}
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%s, %d bytes at a time: %v, want %q", name, piece, err, c.want)
+			}
 		}
 	}
 }
 
-// A bug that a request over /json meets is counted, and answered, wherever it is.
-func TestBugsOverJSONAreCounted(t *testing.T) {
-	f := newFixture(t, Options{}, testRules)
-	f.clock = func() ratelimit.Instant { panic("a bug") }
-	f.log = slog.New(slog.DiscardHandler)
-	w := httptest.NewRecorder()
-	body := strings.NewReader(`{"domain":"d","descriptors":[{}]}`)
-	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", body))
-	if n := f.Stats.Panics.Load(); n != 1 || w.Code != http.StatusServiceUnavailable {
-		t.Errorf("%d are counted, the answer is %d", n, w.Code)
+// What the shape lets through, in the largest request there may be, becomes a few megabytes.
+func TestLargestShapeIsBounded(t *testing.T) {
+	body := `{"domain":"d","descriptors":[` +
+		strings.TrimSuffix(strings.Repeat(`{"entries":[`+strings.TrimSuffix(strings.Repeat("{},", 100), ",")+`]},`,
+			100), ",") + `]}`
+	var s shape
+	if err := s.add([]byte(body)); err != nil || len(body) > MaxRequestBytes {
+		t.Fatal(err, len(body))
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var q rlsv3.RateLimitRequest
+	if err := protojson.Unmarshal([]byte(body), &q); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if grew := after.TotalAlloc - before.TotalAlloc; grew > 8<<20 {
+		t.Errorf("%d bytes became %d", len(body), grew)
+	}
+}
+
+// With any number of keys over their limit, the cache keeps its size, and the last key.
+func TestLocalCacheIsBounded(t *testing.T) {
+	cache := NewLocalCache(1)
+	const keys = leastCacheSize / cacheKeySize
+	for i := range uint64(4 * keys) {
+		cache.remember(i, ratelimit.Instant(1_000_000+i))
+	}
+	if s := cache.Stats(); s.Entries != keys || s.Evacuated != 3*keys {
+		t.Errorf("%+v, want %d entries and %d forgotten", s, keys, 3*keys)
+	}
+	if !cache.lookUp(1, 4*keys-1, true) {
+		t.Error("the last key is forgotten")
+	}
+}
+
+// However many values, names and domains there are, nothing is lost, and so many are counted apart.
+func TestNamesAreBounded(t *testing.T) {
+	f := newFixture(t, Options{}, `
+domain: d
+descriptors: [{key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}]
+`)
+	const workers, each = 4, 3000
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range each {
+				f.must(rlsRequest(desc(fmt.Sprintf("named=%d", i)),
+					override(desc(fmt.Sprintf("o=%d", i*workers+w)), 1, typev3.RateLimitUnit_DAY)))
+				unknown := rlsRequest(desc("a=b"))
+				unknown.Domain = fmt.Sprintf("unknown %d", i)
+				f.must(unknown)
+			}
+		})
+	}
+	wg.Wait()
+	f.must(rlsRequest(desc("named=" + strings.Repeat("x", 2*ratelimit.MaxNameLen))))
+	names, sums := 0, [2]uint64{}
+	f.rules().EachCounters(func(_ string, keys []string, c *ratelimit.RuleCounters) {
+		names++
+		kind := 0
+		if strings.HasPrefix(keys[0], "o_") {
+			kind = 1
+		}
+		sums[kind] += c.Requests()
+	})
+	if names > 2*ratelimit.MaxNames+20 || sums[0]+sums[1] != 2*workers*each+1 {
+		t.Errorf("%d names count %v decisions, want %d", names, sums, 2*workers*each+1)
+	}
+	unknown, requests := 0, uint64(0)
+	f.Stats.UnknownDomains.EachNamed(func(_ string, c *ratelimit.RuleCounters) {
+		unknown++
+		requests += c.Requests()
+	})
+	if unknown != ratelimit.MaxNames+1 || requests != workers*each {
+		t.Errorf("%d unknown domains, asked for %d times", unknown, requests)
 	}
 }
