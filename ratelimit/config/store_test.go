@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,30 +15,10 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-const goodFile = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 7}\n"
-
-// changing is a source whose texts tests replace.
-type changing struct {
-	Static
-	err error
-}
-
-func (c *changing) Read() ([]Text, error) { return []Text(c.Static), c.err }
-
-func (c *changing) set(texts ...string) {
-	c.Static = nil
-	for i, text := range texts {
-		c.Static = append(c.Static, Text{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
-	}
-}
-
-func newStore(source Source) *Store {
-	return NewStore(source, options(), slog.New(slog.DiscardHandler))
-}
 
 // A poisoned file costs its own reload, and that of the other files: rules are replaced as a whole
 // or not at all. After its correction, all changes count.
@@ -275,4 +256,108 @@ func TestRulesReloadWithoutEvents(t *testing.T) {
 			t.Errorf("the limit is %d after %v, must be 77", got, pollInterval)
 		}
 	})
+}
+
+func TestTree(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) { writeFile(t, filepath.Join(dir, name), text) }
+	// What a Kubernetes ConfigMap looks like.
+	write("..2026_11_20/a.yaml", "a")
+	for link, to := range map[string]string{
+		"..data": "..2026_11_20", "a.yaml": "..data/a.yaml", "sub/loop": "..",
+		"gone": "nowhere",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("sub/deep/b", "b")
+	write(".hidden", "h")
+	names := func(tree *Tree) (names []string) {
+		texts, err := tree.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range texts {
+			names = append(names, f.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(&Tree{Path: dir})); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(&Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
+		t.Error(d)
+	}
+	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
+	if _, err := swapped.Read(); err == nil || !swapped.changed() {
+		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
+	}
+}
+
+// A tree is not read further than the bounds allow.
+func TestTreeIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	for file, text := range map[string]string{"a": "123", "b/c": "456", "b/d/e/f": ""} {
+		writeFile(t, filepath.Join(dir, file), text)
+	}
+	for _, c := range []struct {
+		path string
+		caps Caps
+		want string // "": all is read
+	}{
+		{"", Caps{FileBytes: 2}, "it exceeds 2 bytes: split it into several files"},
+		{"a", Caps{FileBytes: 2}, "split it into several files"},
+		{"", Caps{TotalBytes: 5}, "with it all files have 6 bytes, and the maximum is 5: use fewer rules, or raise"},
+		{"b", Caps{Files: 1}, "more than 2 names of files and directories"},
+		{"", Caps{Files: 3, FileBytes: 3, TotalBytes: 6}, ""},
+	} {
+		texts, err := (&Tree{Path: filepath.Join(dir, c.path), Caps: c.caps}).Read()
+		switch {
+		case c.want == "" && (err != nil || len(texts) != 3):
+			t.Errorf("%v, %v", texts, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%+v: %v, want %q", c.caps, err, c.want)
+		}
+	}
+	many := t.TempDir()
+	for _, name := range []string{"a", "b", "c"} {
+		writeFile(t, filepath.Join(many, name), "")
+	}
+	if _, err := (&Tree{Path: many, Caps: Caps{Files: 2}}).Read(); err == nil ||
+		!strings.Contains(err.Error(), "the maximum is 2 files: join some") {
+		t.Errorf("of three files: %v", err)
+	}
+}
+
+// A swap of the root leaves no directory of before watched: a process may watch only so many.
+func TestOnlyRulesInUseAreWatched(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	root := filepath.Join(dir, "current")
+	for _, release := range []string{"1", "2"} {
+		err := errors.Join(os.Mkdir(filepath.Join(dir, release), 0o700), os.RemoveAll(root), os.Symlink(release, root))
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&Tree{Path: root, Root: root}).addAll(w)
+	}
+	got := slices.Sorted(slices.Values(w.WatchList()))
+	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, got); diff != "" {
+		t.Errorf("watched are -want +got\n%s", diff)
+	}
 }
