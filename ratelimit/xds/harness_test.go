@@ -3,14 +3,12 @@ package xds
 import (
 	"context"
 	"fmt"
-	"math"
+	"log/slog"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,9 +21,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -171,132 +168,32 @@ func requests(store *config.Store, path string) ratelimit.Tokens {
 	return -1
 }
 
-// Pushes are put in force and acknowledged. Bad ones are refused with their errors, and change nothing. The
-// same bad one is refused again. A server that goes away and returns changes nothing either.
-func TestPushes(t *testing.T) {
-	m := newManager(t, "127.0.0.1:0")
-	store := run(t, Options{
-		Server: "dns:///" + m.addr, Headers: map[string]string{"x-tenant": "edge"},
-		Metadata: map[string]any{"zone": "eu"},
-	})
-	begins := func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" } // a stream
-	first := m.until("the first request", begins)
-	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" ||
-		first.GetTypeUrl() != TypeURL {
-		t.Errorf("the first request is %v", first)
-	}
-	if err := store.Load(); err == nil || store.Rules() != nil {
-		t.Errorf("rules before the first push: %v", err)
-	}
-	m.push(domain("a", limit("k", 5)), domain("b", limit("k", 7)))
-	m.acked("v1")
-	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
-		t.Errorf("after the first push: %d %d", requests(store, "a.k"), requests(store, "b.k"))
-	}
-	for range 2 {
-		m.push(domain("a", &rlsconf.RateLimitDescriptor{Value: "without a key"}))
-		m.refused("descriptor has empty key")
-	}
-	m.push(&rlsconf.RateLimitConfig{Name: "one", Domain: "a"}, &rlsconf.RateLimitConfig{Name: "two", Domain: "a"})
-	m.refused("duplicate domain 'a' in config file")
-	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
-		t.Errorf("after bad pushes: %d %d", requests(store, "a.k"), requests(store, "b.k"))
-	}
-	if loaded, failed := store.Loads(); loaded != 1 || failed != 2 { // the same again is not a new one
-		t.Errorf("%d loads, %d failed", loaded, failed)
-	}
-	m.push(domain("a", limit("k", 6)))
-	m.acked("v5")
-	m.server.Stop()
-	m.start(m.addr)
-	m.until("a new stream", begins)
-	m.acked("v5")
-	m.push(domain("a", limit("k", 9)))
-	m.acked("v6")
-	if requests(store, "a.k") != 9 || requests(store, "b.k") != -1 {
-		t.Errorf("after the server's return: %d %d", requests(store, "a.k"), requests(store, "b.k"))
-	}
-	m.push(domain("a", limit(strings.Repeat("k", 5<<20), 1)))
-	m.until("a stream after a push that is too large", begins)
-	if s := store.Status(); s.Good || !strings.Contains(s.Error, "larger than max") {
-		t.Errorf("of a push that is too large, it says %+v", s)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.header != "edge" {
-		t.Errorf("the header x-tenant is %q", m.header)
-	}
-}
-
 func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
+
+func newStore(s config.Source, o config.Options) *config.Store {
+	return config.NewStore(s, o, slog.New(slog.DiscardHandler))
+}
 
 func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
 	return newConverter(more, config.DefaultCaps()).text(resource)
 }
 
-func TestNumbersThatJSONLacks(t *testing.T) {
-	meta, err := proto.Marshal(&structpb.Struct{
-		Fields: map[string]*structpb.Value{"rate": structpb.NewNumberValue(math.NaN())},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	read, err := convertOne(&anypb.Any{
-		TypeUrl: TypeURL, Value: nest(3, append(nest(1, []byte("k")), nest(metadataField, meta)...)),
-	}, nil)
-	if err != nil || !strings.Contains(string(read.Data), `{"rate":"NaN"}`) {
-		t.Errorf("metadata that JSON cannot say: %v\n%s", err, read.Data)
-	}
+// nest puts a message into another, as one of its fields.
+func nest(number protowire.Number, inner []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), inner)
 }
 
-// Each attempt dials, so that a server that comes is found after the next pause, and not after those of gRPC.
-func TestEachAttemptDials(t *testing.T) {
-	var dialled, failed atomic.Int64
-	s := httptest.NewUnstartedServer(nil) // it speaks no gRPC
-	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
-			dialled.Add(1)
-		}
-	}
-	s.Start()
-	defer s.Close()
-	tried := make(chan struct{})
-	run(t, Options{Server: s.Listener.Addr().String(), OnState: func(error) {
-		if failed.Add(1) == 10 {
-			close(tried)
-		}
-	}})
-	if <-tried; dialled.Load() < 10 {
-		t.Errorf("in 10 attempts the server was dialled %d times", dialled.Load())
-	}
-}
+func repeat(field []byte, n int) []byte { return []byte(strings.Repeat(string(field), n)) }
 
-// Pauses grow up to the longest, and begin anew after a stream that worked. Until one did, all are the same.
-func TestBackoff(t *testing.T) {
-	p := pauses{Backoff: Backoff{Connect: 3 * time.Second, First: time.Second, Longest: 6 * time.Second, Spread: 0.5}}
-	for i, c := range []struct {
-		pushes int
-		random float64
-		want   time.Duration
-	}{
-		{0, 0.5, 3 * time.Second},
-		{0, 1, 4500 * time.Millisecond},
-		{1, 0.5, time.Second},
-		{0, 0.5, 2 * time.Second},
-		{0, 0.5, 4 * time.Second},
-		{0, 0.5, 6 * time.Second},
-		{0, 1, 9 * time.Second},
-		{0, 0, 3 * time.Second},
-		{2, 0, 500 * time.Millisecond},
-		{0, 0.5, 2 * time.Second},
-	} {
-		if got := p.after(c.pushes, c.random); got != c.want {
-			t.Errorf("pause %d: %v, want %v", i, got, c.want)
-		}
+func equal(t *testing.T, text string, got, want []*ratelimit.Rule) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d rules, want %d:\n%s", len(got), len(want), text)
 	}
-	p.failures = 99
-	if got := p.after(0, 0.5); got != 6*time.Second {
-		t.Errorf("after a hundred failures: %v", got)
+	for i := range got {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Fatalf("%+v, want %+v:\n%s", got[i], want[i], text)
+		}
 	}
 }
 
