@@ -70,3 +70,56 @@ func TestClockAllocatesNothing(t *testing.T) {
 		t.Errorf("a reading allocates %v times", n)
 	}
 }
+
+// What Get says, Set reads; and every field has a text.
+func TestCoordinationFieldsAreReadAsWritten(t *testing.T) {
+	for field, texts := range map[string][]string{
+		"mode": ModeNames(), "lease.size": {"auto", "17"},
+		"reclaim":      Reclaims[:],
+		"drift_budget": {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"},
+		"check_timeout": {"0s", "2ms"}, "on_store_failure": FailurePolicies[:],
+		"on_deny": OnDenies[:], "audit": {"true", "false"},
+	} {
+		for _, text := range texts {
+			c := DefaultCoordination()
+			if err := c.Set(field, text); err != nil || c.Get(field) != text {
+				t.Errorf("%s: %s is written %q (%v)", field, text, c.Get(field), err)
+			}
+		}
+	}
+	c := DefaultCoordination()
+	for _, field := range CoordinationFields {
+		again := Coordination{}
+		if err := again.Set(field, c.Get(field)); err != nil || again.Get(field) != c.Get(field) {
+			t.Errorf("the default of %s is %q: %v", field, c.Get(field), err)
+		}
+	}
+	if got := c.Get("nonsense"); got != "" {
+		t.Errorf("a field that is none: %q", got)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	units := []string{"second", "minute", "hour", "day", "week", "month", "year"}
+	keys := []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric"}
+	for said, want := range map[string]string{
+		"secnod": "second", "seconds": "second", "sec": "second", "s": "second", "h": "hour", "Minutes": "minute",
+		"monthh": "month", "fortnight": "", "m": "", "": "", "dayy": "day",
+	} {
+		if got := Nearest(said, units); got != want {
+			t.Errorf("unit %q: %q, want %q", said, got, want)
+		}
+	}
+	for said, want := range map[string]string{
+		"ratelimit": "rate_limit", "rate-limit": "rate_limit", "rateLimits": "rate_limit", "descriptor": "descriptors",
+		"desciptors": "descriptors", "vlaue": "value", "shadowMode": "shadow_mode", "foo": "", "kye": "key",
+		"a name that is far too long to be a misspelling of one": "",
+	} {
+		if got := Nearest(said, keys); got != want {
+			t.Errorf("key %q: %q, want %q", said, got, want)
+		}
+	}
+	if got := Nearest("ab", []string{"aa", "bb"}); got != "" {
+		t.Errorf("of two that are as near: %q", got)
+	}
+}
