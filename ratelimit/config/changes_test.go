@@ -60,39 +60,38 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// drawRules draws few enough keys, values and limits that two draws are often alike.
-func drawRules(t *rapid.T, name string) string {
-	text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
-	written := map[string]bool{}
-	var level func(indent string, depth int, above string)
-	level = func(indent string, depth int, above string) {
-		for range rapid.IntRange(1, 3).Draw(t, name+" descriptors") {
-			key := rapid.SampledFrom([]string{"a", "a_b"}).Draw(t, name+" key")
-			value := rapid.SampledFrom([]string{"", "b", "b*", "*"}).Draw(t, name+" value")
-			at := above + "|" + key + "=" + value
-			if written[at] {
-				continue
-			}
-			written[at] = true
-			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
-			if rapid.Bool().Draw(t, name+" limited") {
-				const day = "unit: day, requests_per_unit: "
-				limits := []string{day + "1", day + "2", "concurrency: 1"}
-				limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
-				text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
-			}
-			if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
-				text += indent + "  descriptors:\n"
-				level(indent+"  ", depth+1, at)
-			}
-		}
-	}
-	level("", 0, "")
-	return text
-}
-
 // There are changes if and only if the fingerprints differ; without any, every request is decided alike.
 func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
+	// drawRules draws few enough keys, values and limits that two draws are often alike.
+	drawRules := func(t *rapid.T, name string) string {
+		text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
+		written := map[string]bool{}
+		var level func(indent string, depth int, above string)
+		level = func(indent string, depth int, above string) {
+			for range rapid.IntRange(1, 3).Draw(t, name+" descriptors") {
+				key := rapid.SampledFrom([]string{"a", "a_b"}).Draw(t, name+" key")
+				value := rapid.SampledFrom([]string{"", "b", "b*", "*"}).Draw(t, name+" value")
+				at := above + "|" + key + "=" + value
+				if written[at] {
+					continue
+				}
+				written[at] = true
+				text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
+				if rapid.Bool().Draw(t, name+" limited") {
+					const day = "unit: day, requests_per_unit: "
+					limits := []string{day + "1", day + "2", "concurrency: 1"}
+					limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
+					text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
+				}
+				if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
+					text += indent + "  descriptors:\n"
+					level(indent+"  ", depth+1, at)
+				}
+			}
+		}
+		level("", 0, "")
+		return text
+	}
 	decisions := func(r *Rules) string { // the rules for all descriptors that drawRules has rules for
 		var b strings.Builder
 		var ask func(d *Domain, entries []Entry)

@@ -22,6 +22,69 @@ import (
 )
 
 func TestRulesAreReadOrRefused(t *testing.T) {
+	entriesOf := func(text string) (entries []Entry) {
+		for entry := range strings.SplitSeq(text, " ") {
+			key, value, _ := strings.Cut(entry, "=")
+			entries = append(entries, Entry{key, value})
+		}
+		return entries
+	}
+	// matchedUnordered is the rule of a descriptor whose entries have no order, as over RLQS: in each order the same, with
+	// the key of the same descriptor over RLS.
+	matchedUnordered := func(t *testing.T, d *Domain, text string) (path string) {
+		rapid.Check(t, func(t *rapid.T) {
+			entries := rapid.Permutation(entriesOf(text)).Draw(t, "order")
+			rule, key := d.MatchUnordered(entries, nil)
+			is := "no rule"
+			if rule != nil {
+				is = rule.Path
+				if again, want := d.Match(entries, nil); again != rule || !slices.Equal(key, want) {
+					t.Fatalf("%s: the key is not that of the same descriptor over RLS", text)
+				}
+			}
+			if path == "" {
+				path = is
+			}
+			if path != is {
+				t.Fatalf("%s matches %s, and in another order %s", text, is, path)
+			}
+		})
+		return path
+	}
+	// said reads files, with a line == between two, and writes what becomes of them.
+	said := func(out *strings.Builder, input string, o Options) *Rules {
+		input = times.ReplaceAllStringFunc(input, func(line string) string {
+			n, text, _ := strings.Cut(line, " times ")
+			many, _ := strconv.Atoi(n)
+			return strings.TrimSuffix(strings.Repeat(text+"\n", many), "\n")
+		})
+		var files []Text
+		for i, text := range strings.Split(input, "\n==\n") {
+			files = append(files, Text{Name: fmt.Sprintf("f%d", i+1), Data: []byte(text)})
+		}
+		rules, warnings, problems := Parse(files, o)
+		for _, p := range append(problems, warnings...) {
+			fmt.Fprintf(out, "  %s: %v\n", p.Kind, p)
+		}
+		plain, usual := map[string]string{}, ratelimit.Limit{Ceiling: ratelimit.MaxLimit}
+		for _, f := range fieldsOf(&ratelimit.Rule{Limit: usual, Coordination: o.Coordination}) {
+			plain[f.Name] = f.Text
+		}
+		for _, r := range rules.All() {
+			fmt.Fprintf(out, "  %s: %s", r.Path, r.Limit)
+			for _, f := range fieldsOf(r) {
+				if f.Text != plain[f.Name] && f.Name != "requests_per_unit" &&
+					(f.Name != "unit" || r.Limit.Unit.OfCalendar()) {
+					fmt.Fprintf(out, ", %s %s", f.Name, shown(f.Text))
+				}
+			}
+			if r.Limit.Algorithm == ratelimit.Concurrency {
+				fmt.Fprintf(out, ", hold %v", r.Hold)
+			}
+			fmt.Fprintln(out)
+		}
+		return rules
+	}
 	var last *Rules
 	datadriven.RunTest(t, "testdata/rules.txt", func(t *testing.T, in *datadriven.TestData) string {
 		o := options()
@@ -65,72 +128,6 @@ func TestRulesAreReadOrRefused(t *testing.T) {
 
 // times is a line that stands for many.
 var times = regexp.MustCompile(`(?m)^\d+ times .*$`)
-
-// said reads files, with a line == between two, and writes what becomes of them.
-func said(out *strings.Builder, input string, o Options) *Rules {
-	input = times.ReplaceAllStringFunc(input, func(line string) string {
-		n, text, _ := strings.Cut(line, " times ")
-		many, _ := strconv.Atoi(n)
-		return strings.TrimSuffix(strings.Repeat(text+"\n", many), "\n")
-	})
-	var files []Text
-	for i, text := range strings.Split(input, "\n==\n") {
-		files = append(files, Text{Name: fmt.Sprintf("f%d", i+1), Data: []byte(text)})
-	}
-	rules, warnings, problems := Parse(files, o)
-	for _, p := range append(problems, warnings...) {
-		fmt.Fprintf(out, "  %s: %v\n", p.Kind, p)
-	}
-	plain, usual := map[string]string{}, ratelimit.Limit{Ceiling: ratelimit.MaxLimit}
-	for _, f := range fieldsOf(&ratelimit.Rule{Limit: usual, Coordination: o.Coordination}) {
-		plain[f.Name] = f.Text
-	}
-	for _, r := range rules.All() {
-		fmt.Fprintf(out, "  %s: %s", r.Path, r.Limit)
-		for _, f := range fieldsOf(r) {
-			if f.Text != plain[f.Name] && f.Name != "requests_per_unit" &&
-				(f.Name != "unit" || r.Limit.Unit.OfCalendar()) {
-				fmt.Fprintf(out, ", %s %s", f.Name, shown(f.Text))
-			}
-		}
-		if r.Limit.Algorithm == ratelimit.Concurrency {
-			fmt.Fprintf(out, ", hold %v", r.Hold)
-		}
-		fmt.Fprintln(out)
-	}
-	return rules
-}
-
-func entriesOf(text string) (entries []Entry) {
-	for entry := range strings.SplitSeq(text, " ") {
-		key, value, _ := strings.Cut(entry, "=")
-		entries = append(entries, Entry{key, value})
-	}
-	return entries
-}
-
-// matchedUnordered is the rule of a descriptor whose entries have no order, as over RLQS: in each order the same, with
-// the key of the same descriptor over RLS.
-func matchedUnordered(t *testing.T, d *Domain, text string) (path string) {
-	rapid.Check(t, func(t *rapid.T) {
-		entries := rapid.Permutation(entriesOf(text)).Draw(t, "order")
-		rule, key := d.MatchUnordered(entries, nil)
-		is := "no rule"
-		if rule != nil {
-			is = rule.Path
-			if again, want := d.Match(entries, nil); again != rule || !slices.Equal(key, want) {
-				t.Fatalf("%s: the key is not that of the same descriptor over RLS", text)
-			}
-		}
-		if path == "" {
-			path = is
-		}
-		if path != is {
-			t.Fatalf("%s matches %s, and in another order %s", text, is, path)
-		}
-	})
-	return path
-}
 
 const matchFile = `
 domain: d
@@ -226,6 +223,23 @@ func TestOverrideRulesAreShared(t *testing.T) {
 }
 
 func FuzzPattern(f *testing.F) {
+	// slowMatch fills in which ends of p match which ends of s.
+	slowMatch := func(p, s string) bool {
+		match := make([]bool, len(s)+1) // of the rest of p with s[i:]
+		match[len(s)] = true
+		for i := len(p) - 1; i >= 0; i-- {
+			next := make([]bool, len(s)+1)
+			for j := len(s); j >= 0; j-- {
+				if p[i] == '*' {
+					next[j] = match[j] || j < len(s) && next[j+1]
+				} else {
+					next[j] = j < len(s) && p[i] == s[j] && match[j+1]
+				}
+			}
+			match = next
+		}
+		return match[0]
+	}
 	f.Add("a*b*c", "aXbYc")
 	f.Add("*aa*a*", "aaa")
 	f.Fuzz(func(t *testing.T, text, s string) {
@@ -238,56 +252,65 @@ func FuzzPattern(f *testing.F) {
 	})
 }
 
-// slowMatch fills in which ends of p match which ends of s.
-func slowMatch(p, s string) bool {
-	match := make([]bool, len(s)+1) // of the rest of p with s[i:]
-	match[len(s)] = true
-	for i := len(p) - 1; i >= 0; i-- {
-		next := make([]bool, len(s)+1)
-		for j := len(s); j >= 0; j-- {
-			if p[i] == '*' {
-				next[j] = match[j] || j < len(s) && next[j+1]
-			} else {
-				next[j] = j < len(s) && p[i] == s[j] && match[j+1]
-			}
-		}
-		match = next
-	}
-	return match[0]
-}
-
-// typed is a rules file as the YAML library itself fills it in, which is another way than over our tree.
-type typed struct {
-	Domain      string            `yaml:"domain"`
-	Descriptors []typedDescriptor `yaml:"descriptors"`
-}
-
-type typedDescriptor struct {
-	Key         string            `yaml:"key"`
-	Value       string            `yaml:"value"`
-	Limit       *typedLimit       `yaml:"rate_limit"`
-	Descriptors []typedDescriptor `yaml:"descriptors"`
-}
-
-type typedLimit struct {
-	Requests uint32 `yaml:"requests_per_unit"`
-	Unit     string `yaml:"unit"`
-}
-
-// limits are those of all descriptors that have one, in order.
-func limits(all []typedDescriptor) (out []*typedLimit) {
-	for _, d := range all {
-		if d.Limit != nil {
-			out = append(out, d.Limit)
-		}
-		out = append(out, limits(d.Descriptors)...)
-	}
-	return out
-}
-
 // For any file, there are rules or problems. The tokens that are counted before parsing bound the parser's work.
 // Problems have a bounded size. Accepted files have the meaning that the YAML library reads.
 func FuzzParse(f *testing.F) {
+	type typedLimit struct {
+		Requests uint32 `yaml:"requests_per_unit"`
+		Unit     string `yaml:"unit"`
+	}
+	type typedDescriptor struct {
+		Key         string            `yaml:"key"`
+		Value       string            `yaml:"value"`
+		Limit       *typedLimit       `yaml:"rate_limit"`
+		Descriptors []typedDescriptor `yaml:"descriptors"`
+	}
+	// typed is a rules file as the YAML library itself fills it in, which is another way than over our tree.
+	type typed struct {
+		Domain      string            `yaml:"domain"`
+		Descriptors []typedDescriptor `yaml:"descriptors"`
+	}
+	var count func(n *yaml.Node) int
+	count = func(n *yaml.Node) int {
+		sum := 1
+		for _, c := range n.Content {
+			sum += count(c)
+		}
+		return sum
+	}
+	// limits are those of all descriptors that have one, in order.
+	var limits func(all []typedDescriptor) (out []*typedLimit)
+	limits = func(all []typedDescriptor) (out []*typedLimit) {
+		for _, d := range all {
+			if d.Limit != nil {
+				out = append(out, d.Limit)
+			}
+			out = append(out, limits(d.Descriptors)...)
+		}
+		return out
+	}
+	compare := func(t *testing.T, rules *Rules, doc *yaml.Node) {
+		var theirs typed
+		if len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null" {
+			return // an empty document before the one that counts
+		}
+		if err := doc.Decode(&theirs); err != nil {
+			t.Fatalf("accepted, and the library refuses it: %v", err)
+		}
+		if rules.Domain(theirs.Domain) == nil {
+			t.Fatalf("no domain %q", theirs.Domain)
+		}
+		want, got := limits(theirs.Descriptors), rules.All()
+		if len(got) != len(want) {
+			t.Fatalf("%d rules, want %d", len(got), len(want))
+		}
+		for i, r := range got {
+			if !r.Unlimited && (r.Limit.Requests != ratelimit.Tokens(want[i].Requests) ||
+				!strings.EqualFold(r.Limit.Unit.String(), want[i].Unit)) {
+				t.Fatalf("rule %d is %v, want %+v", i, r.Limit, want[i])
+			}
+		}
+	}
 	f.Add([]byte("domain: a\ndescriptors:\n- <<: [*x, {key: y}]\n  ? {a: b}\n"))
 	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: " +
 		"0x10}}, {<<: *b, value: on}]\n"))
@@ -327,37 +350,6 @@ func FuzzParse(f *testing.F) {
 			compare(t, rules, &doc)
 		}
 	})
-}
-
-func count(n *yaml.Node) int {
-	sum := 1
-	for _, c := range n.Content {
-		sum += count(c)
-	}
-	return sum
-}
-
-func compare(t *testing.T, rules *Rules, doc *yaml.Node) {
-	var theirs typed
-	if len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null" {
-		return // an empty document before the one that counts
-	}
-	if err := doc.Decode(&theirs); err != nil {
-		t.Fatalf("accepted, and the library refuses it: %v", err)
-	}
-	if rules.Domain(theirs.Domain) == nil {
-		t.Fatalf("no domain %q", theirs.Domain)
-	}
-	want, got := limits(theirs.Descriptors), rules.All()
-	if len(got) != len(want) {
-		t.Fatalf("%d rules, want %d", len(got), len(want))
-	}
-	for i, r := range got {
-		if !r.Unlimited && (r.Limit.Requests != ratelimit.Tokens(want[i].Requests) ||
-			!strings.EqualFold(r.Limit.Unit.String(), want[i].Unit)) {
-			t.Fatalf("rule %d is %v, want %+v", i, r.Limit, want[i])
-		}
-	}
 }
 
 // The schema has the fields that files may have, and no other; and what is published is what is printed. That it judges
