@@ -23,8 +23,8 @@ func billed(t testing.TB, day int, zone string) Limit {
 	return Limit{Unit: Month, Requests: 1}.Billed(c)
 }
 
-// A billing month begins at the first minute of which clocks show the day or a later one: found minute by minute, for
-// months that are known to be hard, and random ones.
+// A billing month begins at the first minute of which clocks show the day or a later one, which is found minute by minute.
+// That holds for months that are known to be hard, and for random ones.
 func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
 	begins := func(day int, zone string, year int, month time.Month) time.Time {
 		l := billed(t, day, zone)

@@ -29,8 +29,8 @@ func TestRulesAreReadOrRefused(t *testing.T) {
 		}
 		return entries
 	}
-	// matchedUnordered is the rule of a descriptor whose entries have no order, as over RLQS: in each order the same, with
-	// the key of the same descriptor over RLS.
+	// matchedUnordered is the rule of a descriptor whose entries have no order, as over RLQS: in each order the same,
+	// with the key of the same descriptor over RLS.
 	matchedUnordered := func(t *testing.T, d *Domain, text string) (path string) {
 		rapid.Check(t, func(t *rapid.T) {
 			entries := rapid.Permutation(entriesOf(text)).Draw(t, "order")

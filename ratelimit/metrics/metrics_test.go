@@ -105,8 +105,8 @@ func mapped(t testing.TB, c *Collector) {
 	}
 }
 
-// The second level is key2, rules that come out the same are summed, and no scrape fails whatever the values are. A hit of
-// a rule counts once, also if another rule has the same name in statistics. No refunds make a count negative.
+// The second level is key2, rules that come out the same are summed, and no scrape fails whatever the values are. A hit
+// of a rule counts once, also if another rule has the same name in statistics. No refunds make a count negative.
 func TestRuleLabels(t *testing.T) {
 	c := collector(t, `
 domain: d

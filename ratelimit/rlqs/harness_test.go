@@ -67,7 +67,8 @@ func rulesOf(t testing.TB, text string) *config.Rules {
 // newNode is a node whose rules may be replaced.
 func newNode(limiter ratelimit.Limiter, rules **config.Rules) *Node {
 	return NewNode(Source{
-		Rules: func() *config.Rules { return *rules }, Limiter: limiter, Wall: func() time.Time { return time.Unix(0, 0) },
+		Rules: func() *config.Rules { return *rules }, Limiter: limiter,
+		Wall: func() time.Time { return time.Unix(0, 0) },
 	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
 }
 

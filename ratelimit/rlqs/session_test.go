@@ -204,7 +204,7 @@ func TestRefusedLeaseTakesNothing(t *testing.T) {
 	rules = rulesOf(t, oneRule+"  algorithm: token_bucket\n")
 	burst := n.offerOf(rules, rules.All()[0]).asking.Limit.Burst
 	if burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
-		t.Errorf("of a bucket of 600 with 10 a second, %d are asked for, want 444: without what refills in 15.6 s", burst)
+		t.Errorf("of a bucket of 600, %d are asked for, want 444: without what refills in 15.6 s", burst)
 	}
 }
 

@@ -91,7 +91,8 @@ func FuzzAnswer(f *testing.F) {
 	}
 	// admittedBeyond reports whether one descriptor alone took more than its budget.
 	// What shadow_mode and quota_mode answer OK is not a budget's word.
-	admittedBeyond := func(s *rlsv3.RateLimitResponse_DescriptorStatus, d *common.RateLimitDescriptor, all uint32) bool {
+	type status = rlsv3.RateLimitResponse_DescriptorStatus
+	admittedBeyond := func(s *status, d *common.RateLimitDescriptor, all uint32) bool {
 		if s.Code != rlsv3.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits ||
 			d.Limit == nil && d.Entries[0].Key != "five" && d.Entries[0].Key != "node" {
 			return false

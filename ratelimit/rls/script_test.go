@@ -46,7 +46,8 @@ func TestEachRequestGetsItsAnswer(t *testing.T) {
 			return ""
 		}
 		// A descriptor is KEY=VALUE,KEY=VALUE, and then +HITS, -HITS to be given back, or a limit N/UNIT or
-		// N/UNIT*MULTIPLIER. Before the first, "hits=N" is the request's hits_addend, and "nowhere" leaves out its domain.
+		// N/UNIT*MULTIPLIER. Before the first, "hits=N" is the request's hits_addend, and "nowhere" leaves out its
+		// domain.
 		request := func(line string) *rlsv3.RateLimitRequest {
 			r := rlsRequest()
 			if rest, ok := strings.CutPrefix(line, "nowhere "); ok {
@@ -129,8 +130,8 @@ func TestEachRequestGetsItsAnswer(t *testing.T) {
 			}
 			for _, r := range f.rules().All() {
 				if c := r.Counters; r.Path == of {
-					return fmt.Sprintf("%s: %d near, %d denied, %d locally; %v", of, c.NearLimit.Load(), c.Denied.Load(),
-						c.OverLocally.Load(), f.holdsCounted(of))
+					return fmt.Sprintf("%s: %d near, %d denied, %d locally; %v", of, c.NearLimit.Load(),
+						c.Denied.Load(), c.OverLocally.Load(), f.holdsCounted(of))
 				}
 			}
 			return "no rule " + of
@@ -162,7 +163,8 @@ func TestEachRequestGetsItsAnswer(t *testing.T) {
 			case "override":
 				rule, key := f.rules().Domain("d").Match([]config.Entry{{Key: first, Value: "a"}}, nil)
 				n, _ := strconv.Atoi(rest)
-				o := &overrides.Override{Override: ratelimit.Override{Requests: ratelimit.Tokens(n)}, Per: rule.Limit.Per()}
+				o := &overrides.Override{Per: rule.Limit.Per()}
+				o.Requests = ratelimit.Tokens(n)
 				set, err := f.overrides.Set(t.Context(), key, o, table.Any)
 				if err != nil {
 					t.Fatal(err)

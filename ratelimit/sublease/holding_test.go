@@ -244,8 +244,8 @@ func TestHoldings(t *testing.T) {
 			case "want":
 				b := Budget{Limit: 6000}
 				var ends string
-				scan(args, "until %s of %d, at most %d, %d holders, %f a second", &ends, &b.Left, &b.Largest, &b.Holders,
-					&b.PerSecond)
+				scan(args, "until %s of %d, at most %d, %d holders, %f a second", &ends, &b.Left, &b.Largest,
+					&b.Holders, &b.PerSecond)
 				n, wanted := h.Want(now, at(ends), b)
 				says = fmt.Sprintf("%d, %t; ", n, wanted)
 			case "turn": // to a window until then
@@ -256,7 +256,8 @@ func TestHoldings(t *testing.T) {
 			default:
 				t.Fatalf("what is %q?", cmd)
 			}
-			fmt.Fprintf(&out, "%s: %scharged %d, in use %d, likely %d\n", when, says, h.Charged(), h.InUse(), h.Likely())
+			fmt.Fprintf(&out, "%s: %scharged %d, in use %d, likely %d\n", when, says, h.Charged(), h.InUse(),
+				h.Likely())
 		}
 		return out.String()
 	})

@@ -95,7 +95,7 @@ func (m *member) others() {
 // through is the Store of a member's node.
 type through struct{ *member }
 
-// of does what a node asks of the store's life that it knows.
+// of does what a node asks, if the store is in the life that is named.
 func (t through) of(life string, do func() error) error {
 	return t.trip(func() error {
 		if fmt.Sprint(t.data.life) != life {
@@ -452,7 +452,7 @@ func TestPlanted(t *testing.T) {
 	)
 	var planted []plant.Bug
 	for _, b := range [][4]string{
-		{"1: what arrives last counts", tables, "case order > 0 || replace:", "case order > 0 || replace || order < 0:"},
+		{"1: the last one counts", tables, "case order > 0 || replace:", "case order > 0 || replace || order < 0:"},
 		{"1: of two with one version, the first counts", records, values, "0*len(o.Value))"},
 		{"2: the version is the clock", tables, version, "r.Version = at"},
 		{"2: the version is above that of its key only", tables, version, "r.Version = max(at, is.Version+1)"},

@@ -228,7 +228,8 @@ func TestSlowReadersHoldUpNoOther(t *testing.T) {
 		here, there := net.Pipe()
 		p.running.Go(func() { p.welcome(&conn{Conn: there, of: Listen(nil, 0, nil)}) })
 		caller := tls.Client(here, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec
-		if _, err := caller.Read(make([]byte, mostFrame)); err != nil {                               // the greeting, and nothing later
+		// It reads the greeting, and nothing later.
+		if _, err := caller.Read(make([]byte, mostFrame)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := caller.Write(appendSettings([]byte(http2.ClientPreface))); err != nil {

@@ -282,7 +282,7 @@ func played(t *testing.T, o Options, as *slow, play func(*testing.T, *script, *P
 	})
 }
 
-// inTime plays a script against a port whose calls wait for ten seconds, while others talk until their callers end them.
+// inTime plays a script against a port whose calls wait for ten seconds. Others talk until their callers end them.
 func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 	read := func(stream grpc.ServerStream) error {
 		var m []byte
