@@ -84,10 +84,7 @@ func TestSilentCallersAreAsked(t *testing.T) {
 		if got := s.outcome(); got != "" {
 			t.Errorf("a caller that answers pings: %s", got)
 		}
-		s.mu.Lock()
-		s.reads = make(chan struct{})
-		s.mu.Unlock()
-		defer close(s.reads)
+		defer s.stands()()
 		s.endsAfter(t, 15*time.Second, 85*time.Second)
 	})
 }
@@ -109,8 +106,11 @@ func TestDrainAnswersCallsUnderWay(t *testing.T) {
 		s.call(1, "/x/Echo", "a")
 		late := greeted(p) // it has not begun to speak yet
 		time.Sleep(time.Second)
+		goOn := s.stands()
 		go p.GracefulStop()
+		synctest.Wait()
 		s.call(3, "/x/Echo", "b") // on its way
+		goOn()
 		time.Sleep(time.Second)
 		s.call(5, "/x/Echo", "c")
 		newScript(late).endsAfter(t, 0, time.Second)
@@ -155,8 +155,7 @@ func TestDrainWaitsForTheWriter(t *testing.T) {
 // The last stream never rises from one GOAWAY to the next (RFC 9113, 6.8), whatever the caller begins meanwhile.
 func TestLastStreamNeverRises(t *testing.T) {
 	played(t, echoes(nil), &slow{}, func(t *testing.T, s *script, p *Port) {
-		s.reads = make(chan struct{}) // its pings are not answered
-		defer close(s.reads)
+		defer s.stands()()
 		s.head(1, false, ordinary("/x/Echo")...)
 		go p.GracefulStop()
 		time.Sleep(lastCalls + time.Second)

@@ -459,6 +459,15 @@ func (s *script) outcome(streams ...uint32) string {
 	return strings.Join(all, ", ")
 }
 
+// stands has the caller read nothing, so that its pings are not answered, until the returned function is called.
+func (s *script) stands() (goOn func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reads := make(chan struct{})
+	s.reads = reads
+	return func() { close(reads) }
+}
+
 // endsAfter waits until the connection ends, and checks how long that took.
 func (s *script) endsAfter(t *testing.T, least, most time.Duration) {
 	t.Helper()

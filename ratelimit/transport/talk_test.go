@@ -64,9 +64,7 @@ func TestTalk(t *testing.T) {
 		if held := p.Budget.Held(); held != 3*talkCost {
 			t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
 		}
-		s.mu.Lock()
-		s.reads = make(chan struct{}) // it stands still, and its kernel reads what comes
-		s.mu.Unlock()
+		goOn := s.stands() // and its kernel reads what comes
 		exchange(1)
 		for _, data := range [][8]byte{{}, {0x5b, 'q', 'u', 'x', 0, 0, 0, 7}, {0x5b, 'q', 'u', 'o', 0, 0, 0, 8}} {
 			_ = s.WritePing(true, data)
@@ -76,14 +74,12 @@ func TestTalk(t *testing.T) {
 		if got := all[1].Acked(); got != 2 || len(all[1].Receipts()) > 0 {
 			t.Errorf("a caller that does not read has acknowledged %d messages of 3", got)
 		}
-		close(s.reads)
+		goOn()
 		<-all[1].Receipts()
 		if got := all[1].Acked(); got != 3 {
 			t.Errorf("%d messages are acknowledged, want 3", got)
 		}
-		s.mu.Lock()
-		s.reads = make(chan struct{})
-		s.mu.Unlock()
+		goOn = s.stands()
 		for id := uint32(7); id < 200; id += 2 {
 			s.head(id, false, ordinary("/x/Other")...)
 			_ = s.WriteData(id, false, text("a"))
@@ -96,7 +92,7 @@ func TestTalk(t *testing.T) {
 				t.Errorf("%d receipts are kept of talks that have ended", n)
 			}
 		}
-		close(s.reads)
+		goOn()
 	})
 }
 

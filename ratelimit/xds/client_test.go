@@ -13,7 +13,6 @@ import (
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -118,16 +117,9 @@ func TestPushesAreCoalesced(t *testing.T) {
 			TypeUrl: TypeURL, Resources: []*anypb.Any{body},
 		})
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(server, h)
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
+	addr, _ := serve(t, "127.0.0.1:0", h)
 	begun := time.Now()
-	store := run(t, Options{Server: l.Addr().String(), Interval: interval})
+	store := run(t, Options{Server: addr, Interval: interval})
 	for version := ""; version != fmt.Sprint(last); {
 		select {
 		case version = <-h.acked:

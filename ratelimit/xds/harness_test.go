@@ -45,35 +45,43 @@ func newManager(t *testing.T, addr string) *manager {
 	t.Helper()
 	m := &manager{T: t, cache: cache.NewSnapshotCache(true, cache.IDHash{}, nil), news: make(chan struct{}, 1000)}
 	m.start(addr)
-	t.Cleanup(func() { m.server.Stop() })
 	return m
 }
 
 func (m *manager) start(addr string) {
 	m.Helper()
+	m.addr, m.server = serve(m.T, addr, server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
+		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
+			md, _ := metadata.FromIncomingContext(ctx)
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.header = strings.Join(md.Get("x-tenant"), ",")
+			return nil
+		},
+		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+			m.mu.Lock()
+			m.requests = append(m.requests, r)
+			m.mu.Unlock()
+			m.news <- struct{}{}
+			return nil
+		},
+	}))
+}
+
+// serve serves until the test ends.
+func serve(
+	t *testing.T, addr string, ads discovery.AggregatedDiscoveryServiceServer,
+) (at string, s *grpc.Server) {
+	t.Helper()
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		m.Fatal(err)
+		t.Fatal(err)
 	}
-	m.addr, m.server = l.Addr().String(), grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(m.server,
-		server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
-			StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
-				md, _ := metadata.FromIncomingContext(ctx)
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				m.header = strings.Join(md.Get("x-tenant"), ",")
-				return nil
-			},
-			StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
-				m.mu.Lock()
-				m.requests = append(m.requests, r)
-				m.mu.Unlock()
-				m.news <- struct{}{}
-				return nil
-			},
-		}))
-	go func() { _ = m.server.Serve(l) }()
+	s = grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(s, ads)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	return l.Addr().String(), s
 }
 
 // push gives node n1 these domains.
