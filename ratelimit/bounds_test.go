@@ -2,10 +2,12 @@ package ratelimit_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -48,86 +50,32 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 	}
 }
 
-// What people read of bounds is made of their numbers.
+// What people read of bounds is made of their numbers, as testdata/bounds.txt has it: of rules of 600 a minute.
 func TestBoundsAreSaid(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		fields  map[string]string
-		nodes   int
-		storage ratelimit.Storage
-		over    ratelimit.Tokens
-		note    string
-		under   string
-		wait    string
-		ops     string
-		outage  string
-	}{
-		{
-			"leasing", nil, 3, ratelimit.SharedStore, 0, "",
-			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
-			"one round trip to the store, at most 15ms",
-			"at most 1/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
-			"1200 in the windows in which it begins and ends, and 600 (200 a node) between",
-		},
-		{
-			"eager, of a size",
-			map[string]string{
-				"reclaim": "eager", "lease.size": "10", "on_store_failure": "closed", "store_deadline": "70ms",
-			},
-			3, ratelimit.SharedStore, 30, "10 for each silent node",
-			"after a crash of a node, up to 15 tokens stay unused for up to 11s",
-			"one round trip to the store, at most 70ms",
-			"at most 1/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
-				"tokens can return",
-			"leases in hand, then 0",
-		},
-		{
-			"approx",
-			map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
-			3, ratelimit.SharedStore, 30, "",
-			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
-			"2ms, and none above the watermark; without a share, one round trip to the store, at most 15ms",
-			"at most 1/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
-			"all demand",
-		},
-		{
-			"routing",
-			map[string]string{"mode": "routing", "on_store_failure": "closed"},
-			3, ratelimit.SharedStore, 0, "",
-			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
-			"one hop to the owner of the key, at most 15ms",
-			"at most 1/s for each key, by its owner, 90 a window, and 27/s while requests are refused and tokens can " +
-				"return; one for each request while the owner does not answer",
-			"leases in hand, then 0",
-		},
-		{
-			"routing without a store",
-			map[string]string{"mode": "routing"},
-			3, ratelimit.OwnMemory, 0,
-			"with PEERS; after an owner's crash at most the limit once more, and partitions " +
-				"count separately",
-			"0", "one hop to the owner of the key, at most 15ms", "0", "1380 in the windows in which it begins and ends, and 180 (60 a node) between",
-		},
-		{"three alone", nil, 3, ratelimit.OwnMemory, 1200, "each node counts alone", "0", "none", "0", "no store"},
-		{"one alone", nil, 1, ratelimit.OwnMemory, 0, "", "0", "none", "0", "no store"},
-	} {
-		b := boundsRule(t, c.fields).Declare(c.nodes, c.storage)
-		got := []any{
-			b.Over.Tokens, b.Over.Note(), b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(),
+	datadriven.RunTest(t, "testdata/bounds.txt", func(t *testing.T, in *datadriven.TestData) string {
+		fields, nodes, storage := map[string]string{}, 0, ratelimit.SharedStore
+		for field := range strings.Lines(in.Input) {
+			name, text, _ := strings.Cut(strings.TrimSpace(field), " ")
+			if name != "" {
+				fields[name] = text
+			}
 		}
-		want := []any{c.over, c.note, c.under, c.wait, c.ops, c.outage}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s: %s", c.name, d)
+		if in.Cmd == "alone" {
+			storage = ratelimit.OwnMemory
 		}
+		in.ScanArgs(t, "nodes", &nodes)
+		b := boundsRule(t, fields).Declare(nodes, storage)
 		text, err := json.Marshal(b)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var again ratelimit.Bounds
 		if err := json.Unmarshal(text, &again); err != nil || again != b {
-			t.Errorf("%s: %v\n%s is read as\n%+v, and was\n%+v", c.name, err, text, again, b)
+			t.Errorf("%v\n%s is read as\n%+v, and was\n%+v", err, text, again, b)
 		}
-	}
+		return fmt.Sprintf("over: %d, %q\nunder: %s\nwait: %s\nstore: %s\noutage: %s\n", b.Over.Tokens, b.Over.Note(), b.Under,
+			b.Wait, b.StoreOps, b.OnOutage)
+	})
 }
 
 // A limit of 0 refuses without asking anybody, and no rule without a limit promises one.
@@ -169,7 +117,52 @@ func TestAmounts(t *testing.T) {
 		{ratelimit.Amount{Demand: ratelimit.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
 	} {
 		if got := c.of.At(c.rate); got != c.want || c.of.String() != c.text {
-			t.Errorf("%+v at %v: %d, %q; want %d, %q", c.of, c.rate, got, c.of, c.want, c.text)
+			t.Errorf("%+v at %v: %d, %q; want %d, %q", c.of, c.rate, got, c.of.String(), c.want, c.text)
+		}
+	}
+}
+
+// check doubts settings that are valid and cannot have their effect.
+func TestDoubts(t *testing.T) {
+	blind := &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}}
+	for _, c := range []struct {
+		change func(*ratelimit.Rule)
+		want   []string // none: there is no doubt
+	}{
+		{func(*ratelimit.Rule) {}, nil},
+		{func(r *ratelimit.Rule) {
+			r.Limit.Requests, r.Coordination.StoreDeadline = 1<<32-1, 19*time.Millisecond
+		}, nil},
+		{func(r *ratelimit.Rule) { r.Coordination.StoreDeadline = 20 * time.Millisecond }, []string{
+			"store_deadline 20ms is not below 20ms, the default timeout of Envoy",
+		}},
+		{func(r *ratelimit.Rule) { r.Limit.Requests = 1 << 32 }, []string{
+			"requests_per_unit is 4294967296, and RLS has 32 bits for it",
+		}},
+		{func(r *ratelimit.Rule) { r.Limit.Algorithm, r.Limit.Burst = ratelimit.TokenBucket, 1<<32-1 }, nil},
+		{func(r *ratelimit.Rule) { r.Limit.Algorithm, r.Limit.Burst = ratelimit.TokenBucket, 1<<32 }, []string{
+			"burst is 4294967296, and with a store a bucket holds at most 4294967295",
+		}},
+		{func(r *ratelimit.Rule) { r.Hold = blind }, nil},
+		{func(r *ratelimit.Rule) { r.Hold, r.Quota = blind, true }, []string{"its end credits up to 7"}},
+		{func(r *ratelimit.Rule) { r.Hold, r.Shadow = blind, true }, []string{"its end credits up to 7"}},
+		{func(r *ratelimit.Rule) { r.Limit = ratelimit.AtOnce(3, time.Minute); r.Hold = r.Limit.HoldsSlot() }, nil},
+		{func(r *ratelimit.Rule) {
+			r.Limit = ratelimit.AtOnce(3, time.Minute)
+			r.Coordination.Mode, r.Coordination.Audit, r.Coordination.Lease.Fixed = ratelimit.Approx, true, 5
+		}, []string{"mode approx has no effect", "audit true has", "lease.size 5 has"}},
+	} {
+		r := boundsRule(t, nil)
+		c.change(r)
+		doubts := r.Doubts()
+		all := strings.Join(doubts, "; ")
+		if len(doubts) != len(c.want) {
+			t.Errorf("doubts are %q, must be %q", doubts, c.want)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(all, want) {
+				t.Errorf("doubts are %q, must be %q", doubts, c.want)
+			}
 		}
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-func newCalendar(t testing.TB, day int, zone string) Calendar {
+// billed is a limit of billing months from a day on, in a time zone.
+func billed(t testing.TB, day int, zone string) Limit {
 	t.Helper()
 	location, err := time.LoadLocation(zone)
 	if err != nil {
@@ -19,24 +20,28 @@ func newCalendar(t testing.TB, day int, zone string) Calendar {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return Limit{Unit: Month, Requests: 1}.Billed(c)
 }
 
-func billed(t testing.TB, day int, zone string) Limit {
-	return Limit{Unit: Month, Requests: 1}.Billed(newCalendar(t, day, zone))
-}
-
-func micros(t *testing.T, text string) LedgerTime {
-	t.Helper()
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		t.Fatal(err)
+// A billing month begins at the first minute of which clocks show the day or a later one, which is found minute by minute.
+// That holds for months that are known to be hard, and for random ones.
+func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
+	begins := func(day int, zone string, year int, month time.Month) time.Time {
+		l := billed(t, day, zone)
+		shown := min(day, time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
+		wanted := time.Date(year, month, shown, 0, 0, 0, 0, time.UTC)
+		clock := l.Calendar.Local(LedgerTime(wanted.Add(-26 * time.Hour).UnixMicro()))
+		for ; ; clock = clock.Add(time.Minute) {
+			if y, m, d := clock.Date(); !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(wanted) {
+				break
+			}
+		}
+		at := LedgerTime(clock.UnixMicro())
+		if w := l.WindowAt(at); l.WindowAt(at-1) != w-1 || l.WindowEnd(w-1) != at {
+			t.Fatalf("%v: %v is in window %d, which begins at %v", l.Calendar, clock, w, l.Calendar.Local(l.WindowEnd(w-1)))
+		}
+		return clock.UTC()
 	}
-	return LedgerTime(at.UnixMicro())
-}
-
-// Each of these is the one instant at which a billing month begins.
-func TestBillingMonthsBegin(t *testing.T) {
 	for _, c := range []struct {
 		day               int
 		zone, begins, why string
@@ -57,41 +62,21 @@ func TestBillingMonthsBegin(t *testing.T) {
 		{1, "America/St_Johns", "2009-11-01T02:30:00Z", "clocks go from 00:01 to 23:01 of the day before"},
 		{30, "Pacific/Apia", "2011-12-30T10:00:00Z", "the day is left out: 29 December is followed by the 31st"},
 	} {
-		l, begins := billed(t, c.day, c.zone), micros(t, c.begins)
-		w := l.WindowAt(begins)
-		if l.WindowAt(begins-1) != w-1 || l.WindowEnd(w-1) != begins {
-			t.Errorf("%v, %s: window %d begins at %v, and %d is before %s", l.Calendar, c.why, w,
-				l.Calendar.Local(l.WindowEnd(w-1)), l.WindowAt(begins-1), c.begins)
+		want, err := time.Parse(time.RFC3339, c.begins)
+		if err != nil {
+			t.Fatal(err)
+		}
+		local := want.Add(14 * time.Hour) // in the month, in each zone
+		if got := begins(c.day, c.zone, local.Year(), local.Month()); !got.Equal(want) {
+			t.Errorf("%d, %s, %s: it begins at %v, must at %v", c.day, c.zone, c.why, got, want)
 		}
 	}
-}
-
-// A billing month begins at the first minute of which clocks show the day or a later one: found minute by minute.
-func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
-	zones := []string{
-		"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo",
-		"Asia/Beirut", "America/Havana", "America/St_Johns", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe",
-		"Europe/Dublin", "America/Sao_Paulo", "Asia/Tehran", "Pacific/Chatham", "Africa/Casablanca",
-		"Asia/Pyongyang", "America/Caracas", "Europe/Moscow", "Atlantic/Azores",
-	}
+	zones := strings.Fields("UTC America/New_York Pacific/Kiritimati Etc/GMT+12 America/Asuncion Africa/Cairo Asia/Beirut " +
+		"America/Havana America/St_Johns Pacific/Apia Asia/Kathmandu Australia/Lord_Howe Europe/Dublin America/Sao_Paulo " +
+		"Asia/Tehran Pacific/Chatham Africa/Casablanca Asia/Pyongyang America/Caracas Europe/Moscow Atlantic/Azores")
 	rnd := rand.New(rand.NewPCG(18, 22))
 	for range 2000 {
-		day, year, month := 1+rnd.IntN(31), 1990+rnd.IntN(50), time.Month(1+rnd.IntN(12))
-		l := billed(t, day, zones[rnd.IntN(len(zones))])
-		shown := min(day, time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
-		wanted := time.Date(year, month, shown, 0, 0, 0, 0, time.UTC)
-		at := wanted.Add(-26 * time.Hour).In(time.FixedZone("", 0))
-		for clock := l.Calendar.Local(LedgerTime(at.UnixMicro())); ; clock = clock.Add(time.Minute) {
-			if y, m, d := clock.Date(); !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(wanted) {
-				at = clock
-				break
-			}
-		}
-		begins := LedgerTime(at.UnixMicro())
-		if w := l.WindowAt(begins); l.WindowEnd(w-1) != begins {
-			t.Fatalf("%v: %v is in window %d, which begins at %v", l.Calendar, at, w,
-				l.Calendar.Local(l.WindowEnd(w-1)))
-		}
+		begins(1+rnd.IntN(31), zones[rnd.IntN(len(zones))], 1990+rnd.IntN(50), time.Month(1+rnd.IntN(12)))
 	}
 }
 
@@ -117,6 +102,26 @@ func TestBillingMonthsFollowEachOther(t *testing.T) {
 		if w := l.WindowAt(0); w < 1 {
 			t.Errorf("%v: 1970 begins in window %d", l, w)
 		}
+	}
+}
+
+// Windows of calendar months begin where the calendar's months do, follow each
+// other without a gap, and are numbered without one.
+func TestCalendarMonths(t *testing.T) {
+	l := Limit{Unit: Month, Requests: 1}.Cut()
+	for w := Window(0); w < 12*250; w++ {
+		ends := LedgerTime(time.Date(1970, time.Month(1+w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
+		if l.WindowEnd(w) != ends || l.WindowAt(ends-1) != w || l.WindowAt(ends) != w+1 {
+			t.Fatalf("windows %d and %d, want %d, which ends at %d", l.WindowAt(ends-1), l.WindowAt(ends), w, ends)
+		}
+	}
+	for _, other := range []Limit{{Unit: Month, Multiplier: 2}, {Unit: Month, Algorithm: SlidingWindow}, {Unit: Year}} {
+		if other.Cut() != other {
+			t.Errorf("%v became %v", other, other.Cut())
+		}
+	}
+	if CalendarMonth.Wire() != 5 {
+		t.Errorf("Envoy is told unit %d", CalendarMonth.Wire())
 	}
 }
 
@@ -158,7 +163,7 @@ func TestCalendarsTellLimitsApart(t *testing.T) {
 
 // Calendars may be made and asked at the same time.
 func TestCalendarsAreShared(t *testing.T) {
-	now := micros(t, "2026-11-22T10:00:00Z")
+	now := LedgerTime(time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC).UnixMicro())
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,7 +28,11 @@ func TestChanges(t *testing.T) {
 			return ""
 		}
 		from, to, _ := strings.Cut(in.Input, "\n==\n")
-		old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, 1))
+		times := 1
+		if in.HasArg("all") {
+			times = -1
+		}
+		old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, times))
 		var out strings.Builder
 		changes := Changes(old, rules)
 		for _, change := range changes {
@@ -42,6 +47,12 @@ func TestChanges(t *testing.T) {
 				}
 			}
 		}
+		if in.HasArg("renamed") {
+			fmt.Fprintln(&out, cmp.Or(Renamed(changes), "no renames"))
+			var log bytes.Buffer
+			logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
+			fmt.Fprintln(&out, strings.Count(log.String(), "event=rules_renamed"), "logged")
+		}
 		if same := rules.Fingerprint() == old.Fingerprint(); same != (len(changes) == 0) {
 			t.Errorf("the same fingerprint: %t", same)
 		}
@@ -49,39 +60,61 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// drawRules draws few enough keys, values and limits that two draws are often alike.
-func drawRules(t *rapid.T, name string) string {
-	text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
-	written := map[string]bool{}
-	var level func(indent string, depth int, above string)
-	level = func(indent string, depth int, above string) {
-		for range rapid.IntRange(1, 3).Draw(t, name+" descriptors") {
-			key := rapid.SampledFrom([]string{"a", "a_b"}).Draw(t, name+" key")
-			value := rapid.SampledFrom([]string{"", "b", "b*", "*"}).Draw(t, name+" value")
-			at := above + "|" + key + "=" + value
-			if written[at] {
-				continue
-			}
-			written[at] = true
-			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
-			if rapid.Bool().Draw(t, name+" limited") {
-				const day = "unit: day, requests_per_unit: "
-				limits := []string{day + "1", day + "2", "concurrency: 1"}
-				limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
-				text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
-			}
-			if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
-				text += indent + "  descriptors:\n"
-				level(indent+"  ", depth+1, at)
-			}
-		}
-	}
-	level("", 0, "")
-	return text
-}
-
 // There are changes if and only if the fingerprints differ; without any, every request is decided alike.
 func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
+	// drawRules draws few enough keys, values and limits that two draws are often alike.
+	drawRules := func(t *rapid.T, name string) string {
+		text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
+		written := map[string]bool{}
+		var level func(indent string, depth int, above string)
+		level = func(indent string, depth int, above string) {
+			for range rapid.IntRange(1, 3).Draw(t, name+" descriptors") {
+				key := rapid.SampledFrom([]string{"a", "a_b"}).Draw(t, name+" key")
+				value := rapid.SampledFrom([]string{"", "b", "b*", "*"}).Draw(t, name+" value")
+				at := above + "|" + key + "=" + value
+				if written[at] {
+					continue
+				}
+				written[at] = true
+				text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
+				if rapid.Bool().Draw(t, name+" limited") {
+					const day = "unit: day, requests_per_unit: "
+					limits := []string{day + "1", day + "2", "concurrency: 1"}
+					limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
+					text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
+				}
+				if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
+					text += indent + "  descriptors:\n"
+					level(indent+"  ", depth+1, at)
+				}
+			}
+		}
+		level("", 0, "")
+		return text
+	}
+	decisions := func(r *Rules) string { // the rules for all descriptors that drawRules has rules for
+		var b strings.Builder
+		var ask func(d *Domain, entries []Entry)
+		ask = func(d *Domain, entries []Entry) {
+			if rule, key := d.Match(entries, nil); rule != nil {
+				fmt.Fprintf(&b, "%v %v %x\n", entries, rule.Limit, key)
+			}
+			if len(entries) == 3 {
+				return
+			}
+			for _, key := range []string{"a", "a_b"} {
+				for _, value := range []string{"", "b", "bc", "x"} {
+					ask(d, append(slices.Clip(entries), Entry{key, value}))
+				}
+			}
+		}
+		for _, name := range []string{"d", "e"} {
+			if d := r.Domain(name); d != nil {
+				ask(d, nil)
+			}
+		}
+		return b.String()
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		texts := [2]string{drawRules(t, "old"), drawRules(t, "new")}
 		if rapid.Bool().Draw(t, "nearly the same") {
@@ -103,31 +136,6 @@ func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
 			t.Fatalf("no changes, and other decisions\n%s\n%s", texts[0], texts[1])
 		}
 	})
-}
-
-// decisions are the rules for all descriptors that drawRules has rules for.
-func decisions(r *Rules) string {
-	var b strings.Builder
-	var ask func(d *Domain, entries []Entry)
-	ask = func(d *Domain, entries []Entry) {
-		if rule, key := d.Match(entries, nil); rule != nil {
-			fmt.Fprintf(&b, "%v %v %x\n", entries, rule.Limit, key)
-		}
-		if len(entries) == 3 {
-			return
-		}
-		for _, key := range []string{"a", "a_b"} {
-			for _, value := range []string{"", "b", "bc", "x"} {
-				ask(d, append(slices.Clip(entries), Entry{key, value}))
-			}
-		}
-	}
-	for _, name := range []string{"d", "e"} {
-		if d := r.Domain(name); d != nil {
-			ask(d, nil)
-		}
-	}
-	return b.String()
 }
 
 // Whether a budget goes on or counts anew is a matter of its key, and Effects says it.
@@ -175,7 +183,15 @@ descriptors:
 		_, key := mustParse(t, text).Domain("d").Match([]Entry{{"k", "v1"}}, nil)
 		return key
 	}
-	for _, f := range mustParse(t, before).placedFields() {
+	var placed []string // the names of all settings that a change may be of
+	for _, s := range mustParse(t, before).spots() {
+		for _, f := range s.fields {
+			if s.ruled {
+				placed = append(placed, f.Name)
+			}
+		}
+	}
+	for _, f := range placed {
 		text, ok := texts[f]
 		if !ok {
 			t.Errorf("%s is not tried here", f)
@@ -197,18 +213,6 @@ descriptors:
 			t.Errorf("%s: no effect is known of\n%s", f, text)
 		}
 	}
-}
-
-// placedFields are the names of all settings that a change may be of.
-func (r *Rules) placedFields() (names []string) {
-	for _, s := range r.spots() {
-		if s.ruled {
-			for _, f := range s.fields {
-				names = append(names, f.Name)
-			}
-		}
-	}
-	return names
 }
 
 // A store says which rules are in force since when, what is wrong with what is newer, and logs what a load has changed.
@@ -274,49 +278,12 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 	if n := strings.Count(log.String(), "\n"); n != logged+1 || !strings.Contains(log.String(), "more=5") {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
-}
-
-// Rules of one limit that go and come are one warning, however many they are. Others are no renames.
-func TestRenamedRules(t *testing.T) {
-	const before = `
-domain: edge
-descriptors:
-- key: route_a
-  descriptors: [{key: rule-0, rate_limit: {unit: hour, requests_per_unit: 5}}, {key: free}]
-- key: route_b
-  descriptors: [{key: rule-0, rate_limit: {unit: hour, requests_per_unit: 5}}]
-- {key: top, rate_limit: {unit: hour, requests_per_unit: 5}}
-`
-	const limit = "rate_limit: {unit: hour, requests_per_unit: 5}}"
-	for name, c := range map[string]struct{ from, to, want string }{
-		"keys": {"rule-0", "policy/rule-0", "2 (such as edge.route_a.rule-0 -> edge.route_a.policy/rule-0, " +
-			"edge.route_b.rule-0 -> edge.route_b.policy/rule-0)."},
-		"a level": {
-			"key: rule-0, " + limit, "key: policy, descriptors: [{key: rule-0, " + limit + "]}",
-			"2 (such as edge.route_a.rule-0 -> edge.route_a.policy.rule-0, " +
-				"edge.route_b.rule-0 -> edge.route_b.policy.rule-0).",
-		},
-		"a parent": {"route_b", "route_c", "1 (such as edge.route_b.rule-0 -> edge.route_c.rule-0)."},
-		"a domain": {"domain: edge", "domain: edge2", "3 (such as edge.route_a.rule-0 -> edge2.route_a.rule-0, " +
-			"edge.route_b.rule-0 -> edge2.route_b.rule-0, edge.top -> edge2.top)."},
-		"a name and a limit":  {"top, rate_limit: {unit: hour", "top2, rate_limit: {unit: day", ""},
-		"a key without limit": {"key: free", "key: none", ""},
-		"a limit":             {"requests_per_unit: 5", "requests_per_unit: 6", ""},
-	} {
-		changes := Changes(mustParse(t, before), mustParse(t, strings.ReplaceAll(before, c.from, c.to)))
-		var log bytes.Buffer
-		logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
-		got, lines := Renamed(changes), strings.Count(log.String(), "event=rules_renamed")
-		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) || lines != min(1, len(got)) {
-			t.Errorf("%s: %q, want %q in\n%s", name, got, c.want, log.String())
-		}
-	}
-	var many []Change
+	changes = nil
 	for i := range 100 {
-		many = append(many, Change{Rule: fmt.Sprint("d.a", i), Kind: Removed, Limit: "1 per day"},
+		changes = append(changes, Change{Rule: fmt.Sprint("d.a", i), Kind: Removed, Limit: "1 per day"},
 			Change{Rule: fmt.Sprint("d.b", i), Kind: Added, Limit: "1 per day"})
 	}
-	if got := Renamed(many); !strings.Contains(got, "100 (such as d.a0 -> d.b0, d.a1 -> d.b1, d.a2 -> d.b2).") {
+	if got := Renamed(changes); !strings.Contains(got, "100 (such as d.a0 -> d.b0, d.a1 -> d.b1, d.a2 -> d.b2).") {
 		t.Error(got)
 	}
 }

@@ -2,13 +2,81 @@ package console
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
+
+// The sentence has the usage, when the next request passes, and whether retries extend that. There is none where that
+// is unknown.
+func TestSentenceForACustomer(t *testing.T) {
+	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 90}
+	begins := time.Unix(1_800_000_000, 0)
+	window := minute.WindowAt(ratelimit.LedgerTime(begins.UnixMicro()))
+	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 90, Burst: 90}
+	used := func(free, charged ratelimit.Tokens) *ratelimit.Look {
+		return &ratelimit.Look{Ledger: &ratelimit.AccountLook{Window: window, Limit: 90, Free: free, Charged: charged}}
+	}
+	leased := used(0, 90)
+	leased.Lease = &ratelimit.LeaseLook{Unspent: 7, Expires: time.Second}
+	for _, x := range []struct {
+		limit  ratelimit.Limit
+		refund bool
+		from   string
+		look   *ratelimit.Look
+		resets time.Duration
+		want   string
+	}{
+		{
+			minute, false, "override", used(-204, 294), 0,
+			"bob is over 90 per minute (override): 90 admitted, 204 refused. " +
+				"The next request passes in 54s; retries do not extend this.",
+		},
+		{
+			minute, false, "rule", used(0, 90), 3 * time.Second,
+			"bob is over 90 per minute: 90 admitted. The next request passes in 3s; " +
+				"retries do not extend this.",
+		},
+		{minute, false, "rule", used(12, 78), 0, "bob has 12 left of 90 per minute."},
+		{minute, false, "rule", leased, 0, "bob has 7 left of 90 per minute."},
+		{
+			bucket, false, "rule", used(-3, 93), 2 * time.Second,
+			"bob is over 90 per minute, bucket of 90: all is used, and 3 more were charged. " +
+				"The next request passes in 2s; each retry before is charged, and extends this.",
+		},
+		{
+			bucket, true, "rule", used(0, 90), 100 * time.Millisecond,
+			"bob is over 90 per minute, bucket of 90: 90 admitted. The next request passes in 1s; " +
+				"retries do not extend this.",
+		},
+		{bucket, true, "rule", used(0, 90), 0, "bob is over 90 per minute, bucket of 90: 90 admitted."},
+		{
+			ratelimit.AtOnce(4, time.Minute), true, "rule", used(0, 4), 0,
+			"bob is over 4 at once, each for 1m at most: 4 in flight.",
+		},
+		{minute, false, "rule", &ratelimit.Look{Owner: "b:1", Ledger: used(0, 90).Ledger}, 0, ""},
+		{minute, false, "rule", &ratelimit.Look{LedgerError: "timeout"}, 0, ""},
+	} {
+		rule := &ratelimit.Rule{Limit: x.limit, Coordination: ratelimit.DefaultCoordination()}
+		if x.refund {
+			rule.Coordination.OnDeny = ratelimit.DenyRefunds
+		}
+		e := Explanation{Limit: x.limit.String(), LimitFrom: x.from, Look: x.look, WholeAgain: x.resets}
+		entries := []config.Entry{{Key: "tier", Value: "gold"}, {Key: "user", Value: "bob"}}
+		if got := e.sentence(rule, entries, begins.Add(6*time.Second)); got != x.want {
+			t.Errorf("%q,\nmust be %q", got, x.want)
+		}
+	}
+}
 
 // A request that holds more than is left is not explained as OK, and one of a rule in shadow_mode not as refused.
 func TestExplainTellsTheNextAnswer(t *testing.T) {
@@ -101,5 +169,75 @@ func TestErrorsAreCutOnce(t *testing.T) {
 	w := newOverridable(t).must(400, "...\"", "GET", "/explain?domain=edge&entry="+entry, "")
 	if strings.Contains(w.Body.String(), "....") {
 		t.Errorf("%s was cut twice", w.Body)
+	}
+}
+
+func TestProblems(t *testing.T) {
+	runbooks, err := os.ReadFile("../../docs/reference/runbooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	datadriven.RunTest(t, "testdata/problems.txt", func(t *testing.T, in *datadriven.TestData) string {
+		var s State
+		var recent Rates
+		var lately struct {
+			Alone    float64
+			Beyond   uint64
+			ByPolicy uint64 `json:"by_policy"`
+
+			Decisions, Refused, Hits, Ended, Costless uint64
+		}
+		d := json.NewDecoder(strings.NewReader(in.Input))
+		d.DisallowUnknownFields()
+		if err := errors.Join(d.Decode(&s), d.Decode(&recent), d.Decode(&lately)); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		rule := recentRule{
+			lately.Alone, lately.Beyond, lately.ByPolicy, lately.Decisions, lately.Refused, lately.Hits, lately.Ended,
+			lately.Costless,
+		}
+		for _, p := range problems(&s, recent, recentRules{"edge\nlogin\n": rule}) {
+			fmt.Fprintf(&out, "%s: %s: %s [%s]\n", p.Severity, p.What, p.Detail, p.Runbook)
+			title := strings.ToUpper(p.Runbook[:1]) + strings.ReplaceAll(p.Runbook[1:], "-", " ")
+			if !strings.Contains(string(runbooks), "\n## "+title+"\n") {
+				t.Errorf("there is no runbook %s", p.Runbook)
+			}
+		}
+		return out.String()
+	})
+}
+
+// Hidden values are the same mark wherever they stand, another in another process,
+// and nothing of them is left; what the rules say is shown.
+func TestRedactor(t *testing.T) {
+	r := NewRedactor()
+	keys := []ratelimit.HotKey{
+		{Account: "minute|edge|api_key=s3cret|path=/login"},
+		{Account: "second|edge|api_key=s3cret"},
+		{Account: "#s3cret"},
+		{Account: "day|edge|s3cret"},
+	}
+	hidden := r.hottest(keys)
+	for i, k := range hidden {
+		if strings.Contains(k.Account, "s3cret") || strings.Contains(k.Account, "login") ||
+			!strings.Contains(keys[i].Account, "s3cret") {
+			t.Errorf("%s is shown as %s", keys[i].Account, k.Account)
+		}
+	}
+	mark := r.mark("s3cret")
+	if hidden[0].Account != "minute|edge|api_key="+mark+"|path="+r.mark("/login") ||
+		hidden[1].Account != "second|edge|api_key="+mark {
+		t.Errorf("%s, %s", hidden[0].Account, hidden[1].Account)
+	}
+	if NewRedactor().mark("s3cret") == mark {
+		t.Error("another process makes the same mark: values could be tried out")
+	}
+	if got := r.Accounts([]string{keys[1].Account}); got[0] != hidden[1].Account {
+		t.Error(got)
+	}
+	var shown *Redactor
+	if got := shown.hottest(keys); got[0] != keys[0] || shown.Accounts([]string{"a"})[0] != "a" {
+		t.Error("values are hidden unasked")
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-func noFleet() Fleet { return Fleet{} }
-
 // looked is a node with one rule that has decided so much since its start.
 func looked(passed, refused, alone, beyond uint64) metrics.State {
 	return metrics.State{

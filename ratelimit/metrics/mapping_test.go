@@ -8,20 +8,6 @@ import (
 	"testing"
 )
 
-// mappedBy is a mapping file with this text.
-func mappedBy(t testing.TB, text string) *Mapping {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "mapping.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	m, err := ReadMapping(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
 // Envoy Gateway's mapping takes the second level alone as key2, and so do its dashboards, alerts and end-to-end tests.
 // The rules are those that it pushes for a Distinct sourceCIDR, and for a header.
 func TestMappingOfEnvoyGateway(t *testing.T) {
@@ -39,10 +25,7 @@ descriptors:
     descriptors: [{key: rule-0-match-0, value: rule-0-match-0, rate_limit: {unit: hour, requests_per_unit: 3}}]
   - {key: alone, rate_limit: {unit: hour, requests_per_unit: 3}}
 `)
-	var err error
-	if c.Mapping, err = ReadMapping("testdata/envoy-gateway.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	mapped(t, &c)
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(10 + i))
 		r.Counters.OverLimit.Add(uint64(20 + i))
@@ -74,7 +57,8 @@ func TestMappingFile(t *testing.T) {
 	c := collector(t, "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
 		"- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
 		"- {key: c, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}\n")
-	c.Mapping = mappedBy(t, `
+	file := filepath.Join(t.TempDir(), "mapping.yaml")
+	err := os.WriteFile(file, []byte(`
 defaults: {match_type: regex}
 mappings:
 - {match: '^ratelimit\.service\.rate_limit\.(.*)\.([a-z]*)\.total_hits$', name: hits_of_$2, labels: {rule: $1}}
@@ -92,7 +76,13 @@ mappings:
 - {match: 'config_load_success$', name: sluice_rules}
 - {match: 'hitCount$', match_type: regex, name: within}
 - {match: 'missCount$', name: misses}
-`)
+`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Mapping, err = ReadMapping(file); err != nil {
+		t.Fatal(err)
+	}
 	for i, r := range c.Store.Rules().All()[:2] {
 		n := uint64(1 + i)
 		r.Counters.TotalHits.Add(n)
@@ -123,10 +113,7 @@ mappings:
 // Rules beyond MaxRules share the names of (other).
 func TestMappedSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules+2))
-	var err error
-	if c.Mapping, err = ReadMapping("testdata/envoy-gateway.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	mapped(t, &c)
 	for _, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(1)
 	}
@@ -172,10 +159,7 @@ func TestBadMappingFiles(t *testing.T) {
 // BenchmarkMappedScrape is a scrape of 10,000 rules by Envoy Gateway's mapping.
 func BenchmarkMappedScrape(b *testing.B) {
 	c := collector(b, manyRules(MaxRules))
-	var err error
-	if c.Mapping, err = ReadMapping("testdata/envoy-gateway.yaml"); err != nil {
-		b.Fatal(err)
-	}
+	mapped(b, &c)
 	for b.Loop() {
 		c.mapped()
 	}

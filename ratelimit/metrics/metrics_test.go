@@ -1,14 +1,19 @@
 package metrics
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,51 +43,13 @@ func collector(t testing.TB, rules string) Collector {
 	}
 }
 
-// The second level is key2, rules that come out the same are summed, and no scrape fails whatever the values are.
-func TestRuleLabels(t *testing.T) {
-	c := collector(t, `
-domain: d
-descriptors:
-  - key: a
-    descriptors:
-      - {key: b.c, rate_limit: {unit: day, requests_per_unit: 1}}
-      - key: b
-        value: '10.0.0.1:"<x>'
-        descriptors:
-          - {key: c, value: '10.0.0.1:"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
-          - {key: c, rate_limit: {unit: day, requests_per_unit: 1}}
-`)
-	for i, r := range c.Store.Rules().All() {
-		r.Counters.TotalHits.Add(uint64(1 + i))
+func manyRules(n int) string {
+	var rules strings.Builder
+	rules.WriteString("domain: d\ndescriptors:\n")
+	for i := range n {
+		fmt.Fprintf(&rules, "- {key: k%d, rate_limit: {unit: day, requests_per_unit: 1}}\n", i)
 	}
-	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 1`,
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b_10_0_0_1_\"<x>"} 5`,
-		`sluice_limit_tokens{domain="d",rule="a.b_10.0.0.1:\"<x>.c_10.0.0.1:\"<x>",mode="leasing"} 1`)
-}
-
-// Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.
-func TestSavedOperationsOnlyGrow(t *testing.T) {
-	c := collector(t, "domain: d")
-	c.Stats.Sources[ratelimit.FromLease].Add(90)
-	c.Stats.Sources[ratelimit.FromClaim].Add(10)
-	for _, claims := range []uint64{10, 30, 200} {
-		c.Limiter = func() ratelimit.LimiterStats { return ratelimit.LimiterStats{Claims: claims} }
-		shows(t, c, "sluice_store_operations_saved_total 90")
-	}
-}
-
-// A hit of a rule counts once, also if another rule has the same name in statistics. No refunds make a count negative.
-func TestRulesOfOneNameCountOnce(t *testing.T) {
-	c := collector(t, "domain: d\ndescriptors:\n- {key: a_b, rate_limit: {unit: day, requests_per_unit: 7}}\n"+
-		"- {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 7}}\n")
-	for i, r := range c.Store.Rules().All() {
-		r.Counters.TotalHits.Add(uint64(1 + i))
-		r.Counters.Denied.Add(uint64(1 + i))
-		r.Counters.Refunded.Add(1<<63 - 1)
-	}
-	shows(t, c, `ratelimit_service_rate_limit_total_negative_hits{domain="d",key1="a_b",key2=""} 9223372036854775806`,
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
-		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`)
+	return rules.String()
 }
 
 // scrape is what a scrape gets, which a parser must be able to read: each metric once, and each series once.
@@ -98,25 +65,22 @@ func scrape(t testing.TB, c Collector) string {
 	if err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%d %v", w.Code, err)
 	}
-	heads := map[string]bool{}
+	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
-			if name, _, _ := strings.Cut(rest, " "); heads[name] ||
-				families[name] == nil && strings.Contains(text, "\n"+name+"{") {
-				t.Errorf("%s comes twice, or cannot be read", name)
-			} else {
-				heads[name] = true
+		what := line[:strings.LastIndexByte(line, ' ')] // a series, or a comment
+		rest, heads := strings.CutPrefix(line, "# TYPE ")
+		if heads {
+			what, _, _ = strings.Cut(rest, " ")
+			if families[what] == nil && strings.Contains(text, "\n"+what+"{") {
+				t.Errorf("%s cannot be read", what)
 			}
+		} else if line[0] == '#' {
+			continue
 		}
-	}
-	series := map[string]bool{}
-	for line := range strings.Lines(text) {
-		if at := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
-			if series[line[:at]] {
-				t.Errorf("series %s comes twice", line[:at])
-			}
-			series[line[:at]] = true
+		if seen[line[:1]+what] {
+			t.Errorf("%s comes twice", what)
 		}
+		seen[line[:1]+what] = true
 	}
 	return text
 }
@@ -132,6 +96,56 @@ func shows(t testing.TB, c Collector, lines ...string) {
 	}
 }
 
+// mapped has a collector use Envoy Gateway's mapping.
+func mapped(t testing.TB, c *Collector) {
+	t.Helper()
+	var err error
+	if c.Mapping, err = ReadMapping("testdata/envoy-gateway.yaml"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The second level is key2, rules that come out the same are summed, and no scrape fails whatever the values are. A hit
+// of a rule counts once, also if another rule has the same name in statistics. No refunds make a count negative.
+func TestRuleLabels(t *testing.T) {
+	c := collector(t, `
+domain: d
+descriptors:
+  - key: a
+    descriptors:
+      - {key: b.c, rate_limit: {unit: day, requests_per_unit: 1}}
+      - key: b
+        value: '10.0.0.1:"<x>'
+        descriptors:
+          - {key: c, value: '10.0.0.1:"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
+          - {key: c, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: k_b, rate_limit: {unit: day, requests_per_unit: 7}}
+  - {key: k, value: b, rate_limit: {unit: day, requests_per_unit: 7}}
+`)
+	for i, r := range c.Store.Rules().All() {
+		r.Counters.TotalHits.Add(uint64(1 + i))
+		r.Counters.Denied.Add(uint64(1 + i))
+		r.Counters.Refunded.Add(1<<63 - 1)
+	}
+	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 1`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b_10_0_0_1_\"<x>"} 5`,
+		`sluice_limit_tokens{domain="d",rule="a.b_10.0.0.1:\"<x>.c_10.0.0.1:\"<x>",mode="leasing"} 1`,
+		`ratelimit_service_rate_limit_total_negative_hits{domain="d",key1="k_b",key2=""} 9223372036854775806`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="k_b",key2=""} 9`,
+		`sluice_denied_total{domain="d",rule="k_b",mode="leasing"} 9`)
+}
+
+// Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.
+func TestSavedOperationsOnlyGrow(t *testing.T) {
+	c := collector(t, "domain: d")
+	c.Stats.Sources[ratelimit.FromLease].Add(90)
+	c.Stats.Sources[ratelimit.FromClaim].Add(10)
+	for _, claims := range []uint64{10, 30, 200} {
+		c.Limiter = func() ratelimit.LimiterStats { return ratelimit.LimiterStats{Claims: claims} }
+		shows(t, c, "sluice_store_operations_saved_total 90")
+	}
+}
+
 // A node that waits for its first rules answers scrapes, and its pages.
 func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c := collector(t, "domain: d")
@@ -139,15 +153,6 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	shows(t, c, "sluice_rules 0", "sluice_domains 0", "sluice_config_last_reload_successful 0")
 	c.WriteStats(io.Discard)
 	c.WriteRules(io.Discard)
-}
-
-func manyRules(n int) string {
-	var rules strings.Builder
-	rules.WriteString("domain: d\ndescriptors:\n")
-	for i := range n {
-		fmt.Fprintf(&rules, "- {key: k%d, rate_limit: {unit: day, requests_per_unit: 1}}\n", i)
-	}
-	return rules.String()
 }
 
 func TestSeriesAreBounded(t *testing.T) {
@@ -219,22 +224,6 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape is a scrape of 10,000 rules.
-func BenchmarkScrape(b *testing.B) {
-	c := collector(b, manyRules(MaxRules))
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(c)
-	h := c.Handler(registry)
-	var size int
-	for b.Loop() {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		size = w.Body.Len()
-	}
-	b.ReportMetric(float64(size)/1e6, "MB")
-	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/scrape")
-}
-
 func TestText(t *testing.T) {
 	c := collector(t, "domain: d:1\ndescriptors: [{key: k, value: 'a|b', rate_limit: {unit: day, requests_per_unit: "+
 		"3}}, {key: c, rate_limit: {concurrency: 32}}]\n")
@@ -273,4 +262,124 @@ func TestNamesBeyondMaxRulesStay(t *testing.T) {
 	if a, b := pages[0].String(), pages[1].String(); a != b {
 		t.Errorf("two scrapes of the same counters differ, %d and %d bytes", len(a), len(b))
 	}
+}
+
+// A server gets each increment once, also those of the time in which it was away.
+func TestStatsdMissesNothing(t *testing.T) {
+	var mu sync.Mutex
+	sums := map[string]int{} // of all that a server of statsd was sent
+	var conns []net.Conn
+	var l net.Listener
+	listen := func(addr string) {
+		on, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l = on
+		go func() {
+			for conn, err := on.Accept(); err == nil; conn, err = on.Accept() {
+				mu.Lock()
+				conns = append(conns, conn)
+				mu.Unlock()
+				go func() {
+					for lines := bufio.NewScanner(conn); lines.Scan(); {
+						name, value, _ := strings.Cut(lines.Text(), ":")
+						value, kind, _ := strings.Cut(value, "|")
+						n, err := strconv.Atoi(value)
+						if kind == "c" && err != nil {
+							t.Errorf("line %q", lines.Text())
+						}
+						mu.Lock()
+						sums[name] += n
+						mu.Unlock()
+					}
+				}()
+			}
+		}()
+	}
+	end := func() {
+		l.Close()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range conns {
+			conn.Close()
+		}
+		conns = nil
+	}
+	until := func(name string, want int) {
+		t.Helper()
+		is := 0
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			mu.Lock()
+			is = sums[name]
+			mu.Unlock()
+			if is == want {
+				return
+			}
+		}
+		t.Fatalf("%s is %d, want %d", name, is, want)
+	}
+	listen("127.0.0.1:0")
+	defer end()
+	addr := l.Addr().String()
+	count := map[string]uint64{"a": 3, "b": 0, "always": 0}
+	set := func(name string, n uint64) {
+		mu.Lock()
+		defer mu.Unlock()
+		count[name] = n
+	}
+	failed := make(chan error, 1000)
+	s := &Statsd{
+		Addr: addr, Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
+		Counters: func(each func(string, uint64)) {
+			mu.Lock()
+			defer mu.Unlock()
+			count["always"]++ // each time there is something to send
+			for name, n := range count {
+				each(name, n)
+			}
+		},
+		Gauges: func(func(string, uint64)) {}, Latency: NewLatency(InSeconds),
+		OnError: func(err error) { failed <- err },
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	const tags = ".__env=prod.__zone=eu_1_2"
+	until("a"+tags, 3)
+	set("a", 5)
+	until("a"+tags, 5)
+	end()
+	// What is under way while the connection breaks may be lost. From the first error on, nothing is.
+	if err := <-failed; !strings.Contains(err.Error(), addr) {
+		t.Errorf("an error that does not say where: %v", err)
+	}
+	set("a", 9)
+	set("b", 2)
+	listen(addr)
+	until("a"+tags, 9)
+	until("b"+tags, 2)
+	set("b", 7)
+	cancel()
+	<-done
+	until("b"+tags, 7) // the last is sent at the end
+}
+
+// BenchmarkScrape is a scrape of 10,000 rules.
+func BenchmarkScrape(b *testing.B) {
+	c := collector(b, manyRules(MaxRules))
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c)
+	h := c.Handler(registry)
+	var size int
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		size = w.Body.Len()
+	}
+	b.ReportMetric(float64(size)/1e6, "MB")
+	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/scrape")
 }

@@ -2,230 +2,152 @@ package rlqs
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 	"weak"
 
+	"github.com/cockroachdb/datadriven"
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
-// purse is a limiter with one budget, which it never fills again. Its window ends at ends, and has a number.
-type purse struct {
-	left   tokens
-	ends   instant
-	window ratelimit.Window
-	asks   int
-	most   int // in a call
-}
-
-func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	p.asks, p.most = p.asks+len(asks), max(p.most, len(asks))
-	for i, a := range asks {
-		verdicts[i] = ratelimit.Verdict{Remaining: max(0, p.left), ResetAfter: p.ends.Sub(now), Window: p.window}
-		switch {
-		case p.left < 0: // it is in debt, for an hour
-			verdicts[i].OverLimit, verdicts[i].ResetAfter = true, time.Hour
-		case a.Kind != ratelimit.Spend:
-		case a.Cost > p.left:
-			verdicts[i].OverLimit = true
-		default:
-			p.left -= a.Cost
-			verdicts[i].Charged, verdicts[i].Remaining = a.Cost, p.left
-		}
-	}
-}
-
-func (p *purse) Undo(_ ratelimit.Instant, _ []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	for _, v := range verdicts {
-		p.left += v.Charged
-	}
-}
-
-const start = instant(time.Hour)
-
-func rulesOf(t testing.TB, text string) *config.Rules {
-	t.Helper()
-	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(text)}},
-		config.Options{Coordination: ratelimit.DefaultCoordination()})
-	if problems != nil {
-		t.Fatal(problems)
-	}
-	return rules
-}
-
-const oneRule = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 600}\n"
-
-// newSession makes a session whose rules may be replaced.
-func newSession(t *testing.T, rules **config.Rules) (*Session, *Node, *purse) {
-	p := &purse{left: 600, ends: start.Add(time.Minute), window: 1}
-	n := NewNode(Source{
-		Rules: func() *config.Rules { return *rules }, Limiter: p, Wall: func() time.Time { return time.Unix(0, 0) },
-	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
-	return n.NewSession(), n, p
-}
-
-func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageReports {
-	of := map[string]string{}
-	for i := 0; i < len(id); i += 2 {
-		of[id[i]] = id[i+1]
-	}
-	elapsed := 5 * time.Second
-	if allowed == 0 && denied == 1 { // the first report of a bucket is sent at once
-		elapsed = 0
-	}
-	return &rlqs.RateLimitQuotaUsageReports{
-		Domain: "d", BucketQuotaUsages: []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{{
-			BucketId: &rlqs.BucketId{Bucket: of}, NumRequestsAllowed: allowed, NumRequestsDenied: denied,
-			TimeElapsed: durationpb.New(elapsed),
-		}},
-	}
-}
-
-// reports has a session handle a message, and returns its answer.
-func reports(t *testing.T, s *Session, at instant, m *rlqs.RateLimitQuotaUsageReports) (answer []byte) {
-	t.Helper()
-	if err := s.Reports(t.Context(), at, wired(m)); err != nil {
-		t.Fatal(err)
-	}
-	return s.Answer(at)
-}
-
-// wired is a message as it comes.
-func wired(m proto.Message) []byte {
-	b, err := proto.Marshal(m)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
-
-// actionsOf are what an answer says, as the protobuf library reads it.
-func actionsOf(answer []byte) []*rlqs.RateLimitQuotaResponse_BucketAction {
-	var m rlqs.RateLimitQuotaResponse
-	if err := proto.Unmarshal(answer, &m); err != nil {
-		panic(err)
-	}
-	return m.GetBucketAction()
-}
-
-// say writes an answer as people would.
-func say(answer []byte) string {
-	var parts []string
-	for _, a := range actionsOf(answer) {
-		x := a.GetQuotaAssignmentAction()
-		switch s := x.GetRateLimitStrategy().GetStrategy().(type) {
-		case *typev3.RateLimitStrategy_BlanketRule_:
-			parts = append(parts, s.BlanketRule.String()+" "+x.GetAssignmentTimeToLive().AsDuration().String())
-		case *typev3.RateLimitStrategy_TokenBucket:
-			parts = append(parts, "bucket "+x.GetAssignmentTimeToLive().AsDuration().String())
-		default:
-			parts = append(parts, "abandon")
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
+// Sessions lease, renew, credit, deny and abandon as testdata/sessions.txt has it.
 func TestSession(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, n, p := newSession(t, &rules)
-	ctx := t.Context()
-	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports, want string) {
-		t.Helper()
-		if got := say(reports(t, s, start.Add(at), m)); got != want {
-			t.Fatalf("%v: it answers %q, want %q", at, got, want)
+	text := ""
+	datadriven.RunTest(t, "testdata/sessions.txt", func(t *testing.T, in *datadriven.TestData) string {
+		if in.Cmd == "rules" {
+			text = in.Input
+			return ""
 		}
-	}
-	acked := func(at time.Duration, want string) {
-		t.Helper()
-		s.Acked(ctx, start.Add(at), s.sent)
-		if got := say(s.Answer(start.Add(at))); got != want {
-			t.Fatalf("%v: it answers %q, want %q", at, got, want)
-		}
-	}
-	report(0, usageOf(0, 1, "k", "v"), "DENY_ALL 1m1s, bucket 59s")
-	if p.left != 570 {
-		t.Errorf("%d are left of 600, after a first lease of a twentieth", p.left)
-	}
-	report(5*time.Second, usageOf(30, 30, "k", "v"), "") // the answer was not acknowledged yet
-	acked(5500*time.Millisecond, "DENY_ALL 55s, bucket 54s")
-	acked(6*time.Second, "")
-	report(8*time.Second, usageOf(0, 1, "nothing", "v"), "ALLOW_ALL 1m0s")
-	acked(8*time.Second, "")
-	if h, all := n.Look([]byte(s.buckets[0].pool.key)); all != 1 || h[0].PerSecond != 12 {
-		t.Errorf("it shows %+v", h)
-	}
-	report(10*time.Second, usageOf(30, 0, "k", "v"), "")
-	before := p.left
-	report(15*time.Second, usageOf(5, 1, "k", "v"), "DENY_ALL 46s, bucket 44s") // a denial proves it used up
-	if c := rules.All()[0].Counters; p.left == before || c.OverLimit.Load() == 0 || c.OverLocally.Load() != 0 {
-		t.Error("nothing was charged for another lease, or its refusals count as of a local cache")
-	}
-	acked(15*time.Second, "")
-	rules = rulesOf(t, "domain: d\ndescriptors:\n- key: other\n  rate_limit: {unit: minute, requests_per_unit: 600}\n")
-	report(20*time.Second, usageOf(5, 0, "k", "v"), "abandon") // its rule is gone
-	acked(20*time.Second, "")
-	if b := n.Stats().Buckets.Load(); b != 1 {
-		t.Errorf("%d buckets are left, want that without a rule", b)
-	}
-	n.source.ShadowMode = true // SHADOW_MODE
-	report(20*time.Second, usageOf(0, 1, "other", "v"), "ALLOW_ALL 1m0s")
-	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 ||
-		len(n.pools) != 0 {
-		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.pools))
-	}
-}
-
-// A bucket without requests is denied, settled and abandoned; what it held is credited. While others
-// may miss its tokens, that is done sooner.
-func TestIdleBucket(t *testing.T) {
-	for _, c := range []struct {
-		rule  string
-		left  tokens
-		after time.Duration
-	}{
-		{oneRule, 140, IdleAfter},
-		{oneRule, 600, ForgottenAfter},
-		{oneRule + "  shadow_mode: true\n", 600, ForgottenAfter},
-		{bucketRule + "  burst: 599\n", 600, ForgottenAfter}, // it is denied
-		{bucketRule + "  burst: 900\n", 600, ForgottenAfter},
-	} {
-		idleBucket(t, c.rule, c.left, c.after)
-	}
-}
-
-func idleBucket(t *testing.T, text string, left tokens, after time.Duration) {
-	rules := rulesOf(t, text)
-	s, _, p := newSession(t, &rules)
-	p.left, p.ends = left, start.Add(time.Hour)
-	said := ""
-	for at := time.Duration(0); at < after+20*time.Second && !strings.Contains(said, "abandon"); at += 5 * time.Second {
-		denied := uint64(0)
-		if at == 0 {
-			denied = 1
-		}
-		if m := reports(t, s, start.Add(at), usageOf(0, denied, "k", "v")); m != nil {
-			if said += say(m) + "; "; strings.Contains(said, "abandon") && at < after {
-				t.Errorf("with %d left it is abandoned after %v, want %v", left, at, after)
+		acks, wakes := in.HasArg("acks"), in.HasArg("wakes")
+		rules, left := rulesOf(t, text), 600
+		s, n, p := newSession(&rules)
+		n.source.ShadowMode = in.HasArg("shadow")
+		in.MaybeScanArgs(t, "left", &left)
+		in.MaybeScanArgs(t, "buckets", &n.options.Buckets)
+		p.left = tokens(left)
+		var out strings.Builder
+		figures := func() string {
+			f, of := fmt.Sprintf("left %d", p.left), n.Stats()
+			for i, is := range []uint64{
+				of.Credited.Load(), of.Carried.Load(), of.Excess.Load(), of.Forgone.Load(), of.Uncovered.Load(),
+				of.Refused.Load(), of.Unserved.Load(), uint64(of.Buckets.Load()),
+			} {
+				if is > 0 {
+					name := strings.Fields("credited carried excess forgone uncovered refused unserved buckets")[i]
+					f += fmt.Sprintf(", %s %d", name, is)
+				}
 			}
-			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+			return f
 		}
-	}
-	lost := p.left != left && !strings.Contains(text, "900")
-	if !strings.HasSuffix(said, "abandon; ") || lost || len(s.buckets) != 0 {
-		t.Errorf("%q was said, %d are left of %d, and %d buckets", said, p.left, left, len(s.buckets))
-	}
+		then := figures()
+		duration := func(text string) time.Duration {
+			d, err := time.ParseDuration(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		does := func(cmd, args string, now instant) {
+			switch cmd {
+			case "report": // of buckets, ID=VALUE and how many were allowed and denied
+				m := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
+				for words := strings.Fields(args); len(words) > 1; words = words[2:] {
+					var allowed, denied uint64
+					if _, err := fmt.Sscanf(words[1], "%d/%d", &allowed, &denied); err != nil {
+						t.Fatalf("%q: %v", args, err)
+					}
+					var id []string
+					if key, value, ok := strings.Cut(words[0], "="); ok {
+						id = []string{key, value}
+					}
+					of := usageOf(allowed, denied, id...).BucketQuotaUsages
+					m.BucketQuotaUsages = append(m.BucketQuotaUsages, of...)
+				}
+				if err := s.Reports(t.Context(), now, wired(m)); err != nil {
+					fmt.Fprintln(&out, err)
+				}
+			case "acked":
+				s.Acked(t.Context(), now, s.sent)
+			case "wake":
+				s.Wake(t.Context(), now)
+			case "budget": // from now on: what is left, when its window ends, and the window's number
+				var ends string
+				if _, err := fmt.Sscan(args, &p.left, &ends, &p.window); err != nil {
+					t.Fatal(err)
+				}
+				p.ends = start.Add(duration(ends))
+				then = figures()
+			case "waited":
+				s.Waited = duration(args)
+			case "rules": // others, with this key
+				rules = rulesOf(t, strings.Replace(oneRule, "key: k", "key: "+args, 1))
+			case "shadow":
+				n.source.ShadowMode = true
+			case "next":
+				fmt.Fprintf(&out, "it wakes up at %v; stuck: %t\n", max(0, s.Next().Sub(start)), s.Stuck(now))
+			case "look":
+				holders, all := n.Look([]byte(s.buckets[0].pool.key))
+				counters := rules.All()[0].Counters
+				fmt.Fprintf(&out, "%d holders, the first with %v a second; over limit %d, locally %d\n", all,
+					holders[0].PerSecond, counters.OverLimit.Load(), counters.OverLocally.Load())
+			case "close": // its debts are settled
+				for _, d := range s.Close(now) {
+					fmt.Fprintf(&out, "a debt of %d is due at %v\n", d.ask.Cost, d.At.Sub(start))
+					n.Settle(t.Context(), d.At, []*Debt{&d})
+				}
+				if left := len(n.pools) + len(n.subjects); left > 0 {
+					t.Errorf("%d keys and BucketIds are left", left)
+				}
+			default:
+				t.Fatalf("what is %q?", cmd)
+			}
+		}
+		for line := range strings.SplitSeq(in.Input, "\n") {
+			when, what, _ := strings.Cut(line, " ")
+			cmd, args, _ := strings.Cut(what, " ")
+			from, every, many := strings.Cut(when, "..") // as 5s..60s/5s
+			first, step := duration(from), time.Second
+			last := first
+			if many {
+				until, each, _ := strings.Cut(every, "/")
+				last, step = duration(until), duration(each)
+			}
+			for at := first; at <= last; at += step {
+				now := start.Add(at)
+				if next := s.Next(); wakes && next > 0 && next <= now {
+					does("wake", "", next)
+					s.Answer(next)
+					s.Acked(t.Context(), next, s.sent)
+				}
+				if cmd == "wake" { // at its own time
+					now = s.Next()
+				}
+				does(cmd, args, now)
+				answer := s.Answer(now)
+				if is := figures(); answer != nil || is != then || cmd == "wake" {
+					said, _ := say(answer)
+					fmt.Fprintf(&out, "%v: %s; %s\n", now.Sub(start), cmp.Or(said, "-"), is)
+					then = is
+				}
+				if acks && answer != nil {
+					s.Acked(t.Context(), now.Add(time.Millisecond), s.sent)
+				}
+			}
+		}
+		return out.String()
+	})
 }
 
 // What is no report ends the stream, and says what is wrong; what is too much is denied.
@@ -247,21 +169,14 @@ func TestSessionIsBounded(t *testing.T) {
 		{[]byte("\x0a\x01\xff"), "the domain is not UTF-8"},
 		{[]byte("\x0a\x01d\x12\x02\x0a\x05"), "malformed report: unexpected EOF"},
 	} {
-		s, _, _ := newSession(t, &rules)
+		s, _, _ := newSession(&rules)
 		err := s.Reports(t.Context(), start, c.m)
 		if _, ok := errors.AsType[*BadReportError](err); !ok || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("it says %v, want %q", err, c.want)
 		}
 	}
-	s, n, _ := newSession(t, &rules)
-	for _, v := range []string{"1", "2", "3", "4", "4"} {
-		reports(t, s, start, usageOf(0, 1, "k", v))
-		s.Acked(t.Context(), start, s.sent)
-	}
-	if len(s.buckets) != 3 || n.Stats().Refused.Load() != 2 {
-		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.buckets),
-			n.Stats().Refused.Load())
-	}
+	s, _, _ := newSession(&rules)
+	reports(t, s, start, usageOf(0, 1, "k", "1"))
 	other := usageOf(0, 1, "k", "1")
 	other.Domain = "e"
 	if err := s.Reports(t.Context(), start, wired(other)); err == nil || !strings.Contains(err.Error(),
@@ -274,155 +189,22 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 }
 
-// A report that was at the node before an acknowledgement credits nothing of the previous lease: the Envoy may still
-// have used it.
-func TestReportThatWaitedProvesNothing(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, n, _ := newSession(t, &rules)
-	report := func(at, waited time.Duration, allowed, denied uint64) (credited uint64) {
-		t.Helper()
-		s.Waited = waited
-		if reports(t, s, start.Add(at), usageOf(allowed, denied, "k", "v")) != nil {
-			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
-		}
-		return n.Stats().Credited.Load()
-	}
-	report(0, 0, 0, 1)
-	report(5*time.Second, 0, 20, 0)
-	if n.Stats().Assignments.Load() != 2 {
-		t.Fatal("it has no second lease: the test does not get to what it is about")
-	}
-	if credited := report(10*time.Second, 5*time.Second, 2, 0); credited != 0 {
-		t.Errorf("of the lease before, %d were credited", credited)
-	}
-	if credited := report(15*time.Second, 0, 2, 0); credited == 0 {
-		t.Error("nothing was credited in the end")
-	}
-}
-
-// A bucket beyond the bound is dropped when it has no requests: an Envoy reports all buckets in one message, which
-// has a bound too.
-func TestRefusedBucketsAreDropped(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, n, _ := newSession(t, &rules)
-	n.options.Buckets = 0
-	for i, want := range []string{"DENY_ALL 1m0s", "ALLOW_ALL 1m0s", "abandon"} {
-		n.source.ShadowMode = i == 1
-		at := start.Add(time.Duration(5*i) * time.Second)
-		if got := say(reports(t, s, at, usageOf(0, uint64(2-i), "k", "v"))); got != want {
-			t.Errorf("after %d more requests: %q, want %q", 2-i, got, want)
-		}
-		s.Acked(t.Context(), at, s.sent)
-	}
-}
-
-// What was admitted beyond a lease is charged, though the same message has a mistake further on.
-func TestExcessBeforeAMistake(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, _, p := newSession(t, &rules)
-	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports) error {
-		err := s.Reports(t.Context(), start.Add(at), wired(m))
-		s.Answer(start.Add(at))
-		s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
-		return err
-	}
-	first := report(0, usageOf(0, 1, "k", "v"))
-	if err := errors.Join(first, report(5*time.Second, usageOf(0, 0, "k", "v"))); err != nil {
-		t.Fatal(err)
-	}
-	left, m := p.left, usageOf(130, 0, "k", "v")
-	m.BucketQuotaUsages = append(m.BucketQuotaUsages, usageOf(0, 1).BucketQuotaUsages...)
-	if err := report(10*time.Second, m); err == nil || p.left != left-100 {
-		t.Errorf("100 beyond a lease of 30: %v, and %d were charged", err, left-p.left)
-	}
-	m.BucketQuotaUsages = slices.Repeat(usageOf(1, 0, "k", "v").BucketQuotaUsages, 4*mostActions)
-	if err := report(15*time.Second, m); err != nil || p.most > mostActions {
-		t.Errorf("%v, and a message makes a call of %d asks", err, p.most)
-	}
-}
-
-// An answer that is not acknowledged keeps others back, and then ends the stream.
-func TestStuckStream(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, _, _ := newSession(t, &rules)
-	if reports(t, s, start, usageOf(0, 1, "k", "v")) == nil || s.Stuck(start.Add(StuckAfter-1)) ||
-		!s.Stuck(start.Add(StuckAfter)) || s.Next() != start.Add(StuckAfter) {
-		t.Errorf("it is to wake up at %v, and is stuck then: %t", s.Next(), s.Stuck(start.Add(StuckAfter)))
-	}
-	// The window ends meanwhile: what may still arrive is charged to the next.
-	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].ask.Cost != 30 {
-		t.Errorf("debts %+v", debts)
-	}
-}
-
-// Under reclaim: eager, a broken stream is credited the tokens that its Envoy may have spent since: one lease, once
-// that has ended, within the window.
-func TestEagerBrokenStream(t *testing.T) {
-	rules := rulesOf(t, "domain: d\ncoordination: {reclaim: eager}\ndescriptors:\n"+
-		"- {key: k, rate_limit: {unit: hour, requests_per_unit: 600}}\n")
-	for window, want := range map[time.Duration]int{time.Hour: 1, 2 * time.Minute: 0} {
-		s, n, p := newSession(t, &rules)
-		p.ends = start.Add(window)
-		reports(t, s, start, usageOf(0, 1, "k", "v"))
-		s.Acked(t.Context(), start, s.sent)
-		lease := 600 - p.left
-		debts := s.Close(start.Add(time.Second))
-		if len(debts) != want {
-			t.Fatalf("with a lease of %d, in %v: %+v", lease, window, debts)
-		}
-		for _, d := range debts {
-			n.Settle(t.Context(), d.At, []*Debt{&d})
-			if p.left != 600 || d.ask.Cost != lease || d.At < start.Add(time.Minute+keepalive) {
-				t.Errorf("%d are left of 600; %+v", p.left, d)
-			}
-		}
-	}
-}
-
 // A lease that is refused takes nothing.
 func TestRefusedLeaseTakesNothing(t *testing.T) {
 	rules := rulesOf(t, "domain: d\ndescriptors:\n"+
 		"- {key: k, rate_limit: {unit: minute, requests_per_unit: 600}}\n")
-	_, n, _ := newSession(t, &rules)
+	_, n, _ := newSession(&rules)
 	of := n.offerOf(rules, rules.All()[0])
 	for _, r := range []*ratelimit.Rule{of.asking, of.exact} {
 		if r.Coordination.OnDeny != ratelimit.DenyRefunds {
 			t.Errorf("a refusal of %v charges", r.Limit)
 		}
 	}
-}
-
-// A clock that is set ahead ends a window early: the leases in use are charged to the next one.
-func TestClockIsSetAhead(t *testing.T) {
-	for _, later := range []time.Duration{5 * time.Second, 40 * time.Second} { // the window that goes on then ends
-		rules := rulesOf(t, oneRule)
-		s, n, p := newSession(t, &rules)
-		for i := range 2 {
-			at := start.Add(time.Duration(10*i) * time.Second)
-			reports(t, s, at, usageOf(0, 1, "k", "v"))
-			s.Acked(t.Context(), at, s.sent)
-			p.left, p.ends, p.window = 600, start.Add(time.Minute+later), 2
-		}
-		if carried := n.Stats().Carried.Load(); carried != 30 {
-			t.Errorf("of a lease of 30, %d are charged to the window that goes on", carried)
-		}
-	}
-}
-
-// While a sliding window is in debt, Envoys spend their leases, which stay charged to their window.
-func TestDebtOfASlidingWindow(t *testing.T) {
-	rules := rulesOf(t, oneRule+"  algorithm: sliding_window\n")
-	s, n, p := newSession(t, &rules)
-	reports(t, s, start, usageOf(0, 1, "k", "v"))
-	s.Acked(t.Context(), start, s.sent)
-	p.left = -100
-	got := say(reports(t, s, start.Add(5*time.Second), usageOf(5, 0, "k", "v")))
-	if carried := n.Stats().Carried.Load(); got != "" || carried != 0 {
-		t.Errorf("with a lease of 30, of which 5 are spent, it answers %q, and charges %d again", got, carried)
-	}
-	got = say(reports(t, s, start.Add(10*time.Second), usageOf(25, 10, "k", "v")))
-	if got != "DENY_ALL 1m1s" {
-		t.Errorf("its lease is spent, and it answers %q", got)
+	// Of a burst is held back what refills while leases last.
+	rules = rulesOf(t, oneRule+"  algorithm: token_bucket\n")
+	burst := n.offerOf(rules, rules.All()[0]).asking.Limit.Burst
+	if burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
+		t.Errorf("of a bucket of 600, %d are asked for, want 444: without what refills in 15.6 s", burst)
 	}
 }
 
@@ -430,7 +212,7 @@ func TestDebtOfASlidingWindow(t *testing.T) {
 // that may be spent in the next window are charged to it at once.
 func TestTurnsAreSpread(t *testing.T) {
 	rules := rulesOf(t, oneRule)
-	s, n, _ := newSession(t, &rules)
+	s, n, _ := newSession(&rules)
 	n.stats.Streams.Store(20_000)
 	reports(t, s, start, usageOf(0, 1, "k", "v"))
 	turn := start.Add(time.Minute + turnLag)
@@ -461,91 +243,10 @@ func TestTurnsAreSpread(t *testing.T) {
 	}
 }
 
-// At the end of a window with a used-up budget, a bucket waits for its next report. That is about the previous
-// window, and would count in both if a lease had been granted in the meantime.
-func TestUsedUpBucketWaits(t *testing.T) {
-	for _, c := range []struct {
-		left  tokens
-		waits bool
-	}{{60, true}, {70, false}} { // of which a quarter is leased first
-		rules := rulesOf(t, oneRule)
-		s, _, p := newSession(t, &rules)
-		p.left = c.left
-		reports(t, s, start, usageOf(0, 1, "k", "v"))
-		s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)
-		reports(t, s, start.Add(58*time.Second), usageOf(1, 0, "k", "v"))
-		p.left = 600
-		turn := s.Next()
-		p.ends = p.ends.Add(time.Minute)
-		s.Wake(t.Context(), turn)
-		if got := s.Answer(turn); (got == nil) != c.waits {
-			t.Errorf("with %d left when the window ends it answers %q", c.left, say(got))
-		}
-		if !c.waits {
-			continue
-		}
-		if next := s.Next(); next != 0 {
-			t.Errorf("it is to wake up at %v, want at its report", next)
-		}
-		at := turn.Add(3 * time.Second)
-		if got := say(reports(t, s, at, usageOf(20, 0, "k", "v"))); !strings.Contains(got, "bucket") {
-			t.Errorf("its report is answered with %q", got)
-		}
-	}
-}
-
-// With a used-up budget, reports credit nothing that was never charged. That holds for numbers that no Envoy can have
-// counted, and for carried tokens without room.
-func TestOnlyChargedTokensAreCredited(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	of := func() (n *Node, p *purse, report func(at time.Duration, allowed uint64), ack func(time.Duration)) {
-		s, n, p := newSession(t, &rules)
-		report = func(at time.Duration, allowed uint64) {
-			t.Helper()
-			denied := uint64(0)
-			if at == 0 {
-				denied = 1
-			}
-			reports(t, s, start.Add(at), usageOf(allowed, denied, "k", "v"))
-		}
-		return n, p, report, func(at time.Duration) { s.Acked(t.Context(), start.Add(at), s.sent) }
-	}
-	n, p, report, ack := of()
-	report(0, 0)
-	ack(time.Millisecond)
-	report(5*time.Second, 30)
-	ack(5*time.Second + time.Millisecond)
-	report(10*time.Second, 1<<63)
-	report(15*time.Second, 1<<63)
-	report(20*time.Second, 0)
-	if credited := n.Stats().Credited.Load(); p.left != 0 || credited != 0 {
-		t.Errorf("after reports of more than there is, %d are left, and %d were credited", p.left, credited)
-	}
-	n, p, report, ack = of()
-	report(0, 0)
-	ack(time.Millisecond)
-	report(55*time.Second, 30) // its answer is not acknowledged before the window ends
-	p.left, p.ends = 0, start.Add(2*time.Minute)
-	report(time.Minute+turnLag, 0)
-	carried, uncovered := n.Stats().Carried.Load(), n.Stats().Uncovered.Load()
-	if carried == 0 || uncovered != carried {
-		t.Fatalf("%d are carried and %d without room: the test does not get to what it is about", carried, uncovered)
-	}
-	p.left = 100
-	ack(time.Minute + 10*time.Millisecond)
-	report(65*time.Second, 0)
-	ack(65*time.Second + time.Millisecond)
-	left := p.left
-	report(70*time.Second, 0)
-	if credited := n.Stats().Credited.Load(); left == 100 || p.left > left || credited != 0 {
-		t.Errorf("with a lease of %d in hand, %d were credited", 100-left, credited)
-	}
-}
-
 // A bucket that is not reported again does not keep the rules by which it was served.
 func TestBucketsKeepNoOldRules(t *testing.T) {
 	rules := rulesOf(t, oneRule)
-	s, _, _ := newSession(t, &rules)
+	s, _, _ := newSession(&rules)
 	var old []weak.Pointer[config.Rules]
 	for i := range 3 {
 		rules = rulesOf(t, oneRule)
@@ -565,4 +266,60 @@ func TestBucketsKeepNoOldRules(t *testing.T) {
 		t.Errorf("%d rules that are not in force are kept", kept)
 	}
 	runtime.KeepAlive(s)
+}
+
+// A bucket that is smaller than a minute's tokens is not served, and the reason is said.
+func TestSmallBucketIsDenied(t *testing.T) {
+	rule := rulesOf(t, oneRule+"  algorithm: token_bucket\n  burst: 599\n").All()[0]
+	want := "a burst of 599 fills up in 59.9s, must be at least 1m0s: the refill of 15.6s is held back, because " +
+		"tokens may be at Envoys for that long; use a burst of 600, or RLS"
+	if err := sublease.Servable(rule); err == nil || err.Error() != want {
+		t.Errorf("it says %v", err)
+	}
+	// One that takes millennia to fill is served.
+	rule.Limit.Unit, rule.Limit.Requests, rule.Limit.Burst = ratelimit.Year, 1, 5000
+	if err := sublease.Servable(rule); err != nil {
+		t.Errorf("of a bucket of 5000 with one token a year it says %v", err)
+	}
+}
+
+// A key with an override gets leases of that limit's size over RLQS. Under a rule of 0 with max_override, others are
+// denied, and so are buckets.
+func TestInvitedKeysPassOverRLQS(t *testing.T) {
+	for _, c := range []struct {
+		algorithm   string
+		limit, gets tokens // of the rule, and at least in 20 s, with an override
+	}{
+		{"fixed_window", 0, 1000},
+		{"fixed_window", 6, 1000},
+		{"sliding_window", 0, 1000},
+		{"token_bucket", 0, 0},
+		{"token_bucket", 6, 700},
+	} {
+		rules := rulesOf(t, fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  max_override: 10000\n  algorithm: %s"+
+			"\n  rate_limit: {unit: minute, requests_per_unit: %d}\n", c.algorithm, c.limit))
+		records, wall := overrides.NewTable(), func() time.Time { return time.Unix(1_800_000_000, 0) }
+		at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
+		book := overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
+		own := overrides.NewLimiter(local.New(100, start, wall()), records, at)
+		n := newNode(own, &rules)
+		rule, key := rules.Domain("d").Match([]config.Entry{{Key: "k", Value: "invited"}}, nil)
+		o := &overrides.Override{Override: ratelimit.Override{Requests: 6000}, Per: rule.Limit.Per()}
+		if _, err := book.Set(t.Context(), key, o, table.Any); err != nil {
+			t.Fatal(err)
+		}
+		s := n.NewSession()
+		got := map[string]tokens{}
+		for at := instant(0); at < instant(20*time.Second); at += instant(5 * time.Second) {
+			for _, who := range []string{"invited", "other"} {
+				_, granted := say(reports(t, s, start+at, usageOf(0, 500, "k", who)))
+				got[who] += granted
+				s.Acked(t.Context(), start+at, s.sent)
+			}
+		}
+		if of := got["invited"]; of < c.gets || of > 1000*c.gets || got["other"] > c.limit {
+			t.Errorf("%d under %s: with an override of 6000, a key gets %d in 20 s, and another %d", c.limit,
+				c.algorithm, of, got["other"])
+		}
+	}
 }

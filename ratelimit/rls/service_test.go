@@ -6,212 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/wrapperspb"
-
-	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/config"
-	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
-	"github.com/sluice-gate/sluice/ratelimit/table"
 )
-
-const testRules = `
-domain: d
-descriptors:
-  - key: twenty
-    rate_limit: {unit: minute, requests_per_unit: 20, name: the-name}
-    metadata: {tier: {name: twenty, a: 1}}
-  - key: five
-    rate_limit: {unit: hour, requests_per_unit: 5}
-    metadata: {tier: {name: five, b: 2}}
-  - key: ban
-    rate_limit: {unit: day, requests_per_unit: 0}
-  - key: free
-    rate_limit: {unlimited: true}
-  - key: node
-    descriptors: [{key: leaf, rate_limit: {unit: second, requests_per_unit: 1}}]
-  - key: shadow
-    shadow_mode: true
-    rate_limit: {unit: minute, requests_per_unit: 1}
-  - key: quota
-    quota_mode: true
-    rate_limit: {unit: minute, requests_per_unit: 1}
-  - key: quota2
-    quota_mode: true
-    rate_limit: {unit: minute, requests_per_unit: 2}
-  - key: replacer
-    rate_limit: {unit: minute, requests_per_unit: 1, replaces: [{name: the-name}]}
-  - key: shared
-    value: a*
-    share_threshold: true
-    rate_limit: {unit: minute, requests_per_unit: 2}
-  - key: refund
-    coordination: {on_deny: refund}
-    rate_limit: {unit: minute, requests_per_unit: 10}
-  - key: bucket
-    algorithm: token_bucket
-    burst: 3
-    rate_limit: {unit: minute, requests_per_unit: 60}
-`
-
-// fixture is a service at a standstill: 15 s into a minute and an hour.
-type fixture struct {
-	testing.TB
-	*Service
-	overrides overrides.Book
-	now       ratelimit.Instant
-}
-
-type discard struct{}
-
-func (discard) Observe(float64) {}
-
-func newFixture(t testing.TB, o Options, text string) *fixture {
-	t.Helper()
-	if o.NearLimitRatio == 0 {
-		o.NearLimitRatio = 0.8
-	}
-	f := &fixture{TB: t, now: 1}
-	start := time.Unix(1_800_000_015, 0)
-	var rules *config.Rules
-	if text != "" {
-		var problems config.Problems
-		rules, _, problems = config.Parse([]config.Text{{Name: "test", Data: []byte(text)}},
-			config.Options{Coordination: ratelimit.DefaultCoordination()})
-		if problems != nil {
-			t.Fatal(problems)
-		}
-	}
-	clock := func() ratelimit.Instant { return f.now }
-	wall := func() time.Time { return start.Add(f.now.Sub(1)) }
-	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
-	records := overrides.NewTable()
-	f.overrides = overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
-	limiter := overrides.NewLimiter(local.New(1000, f.now, start), records, at)
-	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
-		slog.New(slog.NewTextHandler(io.Discard, nil)))
-	return f
-}
-
-// A token_bucket without further settings passes what refills while three times as much is requested. A fixed_window
-// charges refused requests, as the original.
-func TestDefaultOfOnDeny(t *testing.T) {
-	f := newFixture(t, Options{}, `
-domain: d
-descriptors:
-  - {key: bucket, algorithm: token_bucket, burst: 20, rate_limit: {unit: second, requests_per_unit: 10}}
-  - {key: window, rate_limit: {unit: minute, requests_per_unit: 10}}
-`)
-	passed := 0
-	for range 600 {
-		if f.must(rlsRequest(desc("bucket=x"))).OverallCode == rlsv3.RateLimitResponse_OK {
-			passed++
-		}
-		f.now = f.now.Add(time.Second / 30)
-	}
-	if passed < 210 || passed > 220 {
-		t.Errorf("%d of 600 requests pass a token_bucket, want 210 to 220", passed)
-	}
-	f.expect("OVER_LIMIT: OVER_LIMIT 0/10 26s", rlsRequest(hits(desc("window=x"), 11)))
-	f.expect("OVER_LIMIT: OVER_LIMIT 0/10 26s", rlsRequest(desc("window=x")))
-}
-
-// desc writes "key=value,key=value" as a descriptor.
-func desc(entries string) *common.RateLimitDescriptor {
-	d := &common.RateLimitDescriptor{}
-	for entry := range strings.SplitSeq(entries, ",") {
-		key, value, _ := strings.Cut(entry, "=")
-		d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: key, Value: value})
-	}
-	return d
-}
-
-func rlsRequest(descriptors ...*common.RateLimitDescriptor) *rlsv3.RateLimitRequest {
-	return &rlsv3.RateLimitRequest{Domain: "d", Descriptors: descriptors}
-}
-
-// wired is a request as it comes.
-func (f *fixture) wired(r *rlsv3.RateLimitRequest) []byte {
-	f.Helper()
-	in, err := proto.Marshal(r)
-	if err != nil {
-		f.Fatal(err)
-	}
-	return in
-}
-
-func (f *fixture) call(r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
-	f.Helper()
-	c := &call{in: f.wired(r)}
-	if err := f.answer(context.Background(), c); err != nil {
-		return nil, err
-	}
-	answer := &rlsv3.RateLimitResponse{}
-	if err := proto.Unmarshal(c.out, answer); err != nil {
-		f.Fatalf("the answer is no RateLimitResponse: %v", err)
-	}
-	return answer, nil
-}
-
-func (f *fixture) must(r *rlsv3.RateLimitRequest) *rlsv3.RateLimitResponse {
-	f.Helper()
-	answer, err := f.call(r)
-	if err != nil {
-		f.Fatal(err)
-	}
-	return answer
-}
-
-// short writes an answer as "OVERALL: CODE remaining/limit reset, ...".
-func short(a *rlsv3.RateLimitResponse) string {
-	var parts []string
-	for _, s := range a.Statuses {
-		p := s.Code.String()
-		if s.CurrentLimit != nil {
-			p += fmt.Sprintf(" %d/%d %ds", s.LimitRemaining, s.CurrentLimit.RequestsPerUnit,
-				s.DurationUntilReset.GetSeconds())
-		} else if s.LimitRemaining > 0 {
-			p += fmt.Sprintf(" %d", s.LimitRemaining)
-		}
-		parts = append(parts, p)
-	}
-	return a.OverallCode.String() + ": " + strings.Join(parts, ", ")
-}
-
-func (f *fixture) expect(want string, r *rlsv3.RateLimitRequest) {
-	f.Helper()
-	if got := short(f.must(r)); got != want {
-		f.Errorf("got  %s\nwant %s", got, want)
-	}
-}
-
-func hits(d *common.RateLimitDescriptor, n uint64) *common.RateLimitDescriptor {
-	d.HitsAddend = wrapperspb.UInt64(n)
-	return d
-}
-
-func negative(d *common.RateLimitDescriptor) *common.RateLimitDescriptor {
-	d.IsNegativeHits = true
-	return d
-}
-
-func override(d *common.RateLimitDescriptor, n uint32, unit typev3.RateLimitUnit) *common.RateLimitDescriptor {
-	d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: unit}
-	return d
-}
 
 func TestBadRequests(t *testing.T) {
 	big := strings.Repeat("x", 1<<20)
@@ -240,22 +45,23 @@ func TestBadRequests(t *testing.T) {
 	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x"))) // nothing was changed
 }
 
-// A bug in a limiter is one failed request and a line in the log.
-func TestPanicIsOneFailedRequest(t *testing.T) {
+// A bug is one failed request, and counted, wherever a request meets it.
+func TestBugsOverJSONAreCounted(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	sound := f.limiter
-	f.limiter = broken{}
-	if _, err := f.call(rlsRequest(desc("twenty=x"))); !errors.Is(err, errInternal) {
+	f.limiter = &leaver{sound, func() { panic("a bug") }}
+	if _, err := f.call(rlsRequest(desc("five=x"))); !errors.Is(err, errInternal) {
 		t.Error(err)
 	}
 	f.limiter = sound
 	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x")))
-	if f.Stats.Panics.Load() != 1 {
-		t.Error("the panic was not counted")
+	f.clock = func() ratelimit.Instant { panic("a bug") }
+	w := httptest.NewRecorder()
+	f.ServeJSON(w, post())
+	if n := f.Stats.Panics.Load(); n != 2 || w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d bugs of 2 are counted, /json answers %d", n, w.Code)
 	}
 }
-
-type broken struct{ ratelimit.Limiter }
 
 func TestAnswerAllocatesNothing(t *testing.T) {
 	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}},
@@ -368,6 +174,27 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	want := map[string]uint64{"taken": 2, "open": 4, "settled": 1, "released": 3, "replayed": 99}
 	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
 		t.Errorf("of holds: %v, want %v", got, want)
+	}
+}
+
+// A caller that closes its side before it was answered is not taken for one that may pass.
+func TestGoneCallersAreNotOK(t *testing.T) {
+	f := newFixture(t, Options{Gate: shed.NewGate(time.Second)}, testRules)
+	server := httptest.NewServer(http.HandlerFunc(f.ServeJSON))
+	defer server.Close()
+	for range 20 {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := `{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`
+		_, _ = fmt.Fprintf(c, "POST /json HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		_ = c.(*net.TCPConn).CloseWrite()
+		answer, err := io.ReadAll(c)
+		c.Close()
+		if err != nil || !strings.Contains(string(answer), "503") && !strings.Contains(string(answer), "overallCode") {
+			t.Fatalf("%q, %v", answer, err)
+		}
 	}
 }
 

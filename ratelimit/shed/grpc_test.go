@@ -32,17 +32,16 @@ func overloaded(g *Gate, now ratelimit.Instant) {
 	g.each, g.measured = 1e6, now
 }
 
-// relieved empties it.
-func relieved(g *Gate) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.inside = 0
-}
-
 // Over a real connection: an overloaded server answers UNAVAILABLE, whether its caller waits for a moment or for an
 // hour, does not run the handler, and lets other methods through. It does so for more calls, and more bytes of them,
 // than a connection has streams and window for.
 func TestOverAConnection(t *testing.T) {
+	// relieved empties it.
+	relieved := func(g *Gate) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.inside = 0
+	}
 	const gated, free = healthpb.Health_Check_FullMethodName, healthpb.Health_List_FullMethodName
 	gate, clock := NewGate(time.Minute), ratelimit.MonotonicClock()
 	ran := 0

@@ -1,9 +1,12 @@
 package sublease
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"pgregory.net/rapid"
 )
 
@@ -197,156 +200,65 @@ func TestWantIsBounded(t *testing.T) {
 	})
 }
 
-// A report that did not arrive credits nothing of what may have been spent in it.
-func TestLostReport(t *testing.T) {
-	h := NewHolding()
-	now := instant(time.Hour)
-	at := func(s int) instant { return now.Add(time.Duration(s) * time.Second) }
-	ends := at(60)
-	h.Report(now, Usage{Denied: 1})
-	h.Grant(now, ends, 100, TTL(now, ends), 1)
-	h.Acked(now, 1)
-	h.Report(at(5), Usage{Allowed: 10, Elapsed: 5 * time.Second})
-	h.Grant(at(5), ends, 100, TTL(at(5), ends), 2)
-	h.Acked(at(5), 2)
-	if o := h.Report(at(15), Usage{Allowed: 20, Elapsed: 5 * time.Second}); !o.Lost || o.Credit != 0 {
-		t.Errorf("10 s after the report before, one that speaks of 5: %+v", o)
-	}
-	if h.Charged() != 200 {
-		t.Errorf("%d are charged of 200", h.Charged())
-	}
-}
-
-// A holder on the earlier stream of another gets a grant by its own reports. A first request has no report.
-func TestFirstReport(t *testing.T) {
-	now := instant(time.Hour)
-	ends := now.Add(time.Minute)
-	b := Budget{Limit: 6000, Largest: 3000, Left: 6000, Holders: 10, PerSecond: 100}
-	for _, c := range []struct {
-		u    Usage
-		want tokens
-	}{
-		{Usage{Denied: 1}, 150}, // a part of what is left
-		{Usage{Allowed: 200, Denied: 50, Elapsed: 5 * time.Second}, 500},     // two reports' worth
-		{Usage{Allowed: 200, Denied: 50, Elapsed: time.Second - 1}, 150},     // the rate of that is unknown
-		{Usage{Elapsed: 5 * time.Second}, 75},                                // hardly any
-		{Usage{Allowed: 1 << 40, Denied: 0, Elapsed: 5 * time.Second}, 3000}, // all that one may have
-	} {
-		h := NewHolding()
-		h.Report(now, c.u)
-		if n, wanted := h.Want(now, ends, b); n != c.want || !wanted {
-			t.Errorf("after %+v it wants %d, not %d", c.u, n, c.want)
+// What a holding says of grants, reports, acknowledgements and turns is as testdata/holdings.txt has it.
+func TestHoldings(t *testing.T) {
+	datadriven.RunTest(t, "testdata/holdings.txt", func(t *testing.T, in *datadriven.TestData) string {
+		h, out, number := NewHolding(), strings.Builder{}, uint64(0)
+		duration := func(text string) time.Duration {
+			d, err := time.ParseDuration(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
 		}
-	}
-}
-
-// Admissions without a grant are reported, and then charged.
-func TestExcess(t *testing.T) {
-	h := NewHolding()
-	now := instant(time.Hour)
-	ends := now.Add(time.Minute)
-	h.Report(now, Usage{Denied: 1})
-	h.Grant(now, ends, 10, TTL(now, ends), 1)
-	h.Acked(now, 1)
-	later := now.Add(5 * time.Second)
-	if o := h.Report(later, Usage{Allowed: 30}); o.Excess != 0 {
-		t.Errorf("the first report may be of what another stream was granted: %+v", o)
-	}
-	o := h.Report(later.Add(5*time.Second), Usage{Allowed: 30})
-	if o.Excess != 20 {
-		t.Errorf("30 of 10 passed: %+v", o)
-	}
-	if h.Charge(o.Excess); h.Charged() < 30 {
-		t.Errorf("%d are charged", h.Charged())
-	}
-}
-
-// A holder whose reports may be of leases before the last one gets the next before it has run out, though by
-// its charge it may still have more.
-func TestNextLeaseIsInTime(t *testing.T) {
-	h := NewHolding()
-	at := func(ms int) instant { return instant(time.Hour) + instant(ms)*instant(time.Millisecond) }
-	b := Budget{Limit: 6000, Largest: 3000, Left: 5000, Holders: 2, PerSecond: 20}
-	ends := at(60_000)
-	h.Report(at(0), Usage{Denied: 1})
-	h.Report(at(5000), Usage{Denied: 50, Elapsed: 5 * time.Second})
-	h.Grant(at(5001), ends, 120, 50*time.Second, 1) // lasts for 12 s
-	h.Acked(at(5002), 1)
-	h.Report(at(10_000), Usage{Allowed: 50, Elapsed: 5 * time.Second})
-	if h.InUse() != 120 || h.Likely() < 68 || h.Likely() > 72 {
-		t.Fatalf("it may have %d, and likely has %d: the test does not get to what it is about", h.InUse(), h.Likely())
-	}
-	h.Report(at(15_000), Usage{Allowed: 50, Elapsed: 5 * time.Second})
-	if n, wanted := h.Want(at(15_000), ends, b); !wanted || n < 100 {
-		t.Errorf("with 2 s' tokens left by its reports it is to have %d more: %t", n, wanted)
-	}
-	b.Largest, ends = 30, at(200_000) // by another rule
-	h.Grant(at(16_000), ends, 60, TTL(at(16_000), ends), 2)
-	if n, wanted := h.Want(at(70_000), ends, b); !wanted || n != 30 {
-		t.Errorf("a lease that ends is renewed with %d: %t", n, wanted)
-	}
-}
-
-// A lease that arrived late may be used until the next one is applied, which can be in the next window.
-func TestReplacedAtTheWindowsEnd(t *testing.T) {
-	for _, c := range []struct {
-		acked int // ms: of the second lease
-		want  tokens
-	}{{9900, 50}, {9950, 150}, {0, 150}} {
-		h := NewHolding()
-		at := func(ms int) instant { return instant(time.Hour) + instant(ms)*instant(time.Millisecond) }
-		h.Grant(at(0), at(10_000), 100, TTL(at(0), at(10_000)), 1)
-		h.Acked(at(1000), 1)
-		h.Grant(at(8400), at(10_000), 50, TTL(at(8400), at(10_000)), 2)
-		if c.acked > 0 {
-			h.Acked(at(c.acked), 2)
+		scan := func(args, format string, into ...any) {
+			if n, err := fmt.Sscanf(args, format, into...); n != len(into) {
+				t.Fatalf("%q: %v", args, err)
+			}
 		}
-		if carry := h.Turn(at(10_005), at(70_000)); carry != c.want {
-			t.Errorf("acknowledged at %d ms of 10,000: %d are carried, want %d", c.acked, carry, c.want)
+		for line := range strings.SplitSeq(in.Input, "\n") {
+			when, what, _ := strings.Cut(line, " ")
+			cmd, args, _ := strings.Cut(what, " ")
+			at := func(text string) instant { return instant(time.Hour).Add(duration(text)) }
+			now, says := at(when), ""
+			switch cmd {
+			case "report": // how many were allowed and denied, in how long
+				var u Usage
+				var elapsed string
+				scan(args, "%d/%d in %s", &u.Allowed, &u.Denied, &elapsed)
+				u.Elapsed = duration(elapsed)
+				o := h.Report(now, u)
+				says = fmt.Sprintf("lost %t, credit %d, excess %d; ", o.Lost, o.Credit, o.Excess)
+			case "grant": // of a window until then, for so long
+				var n tokens
+				var ends, ttl string
+				scan(args, "%d until %s for %s", &n, &ends, &ttl)
+				number++
+				h.Grant(now, at(ends), n, duration(ttl), number)
+			case "acked":
+				h.Acked(now, number)
+			case "charge":
+				var n tokens
+				scan(args, "%d", &n)
+				h.Charge(n)
+			case "want":
+				b := Budget{Limit: 6000}
+				var ends string
+				scan(args, "until %s of %d, at most %d, %d holders, %f a second", &ends, &b.Left, &b.Largest,
+					&b.Holders, &b.PerSecond)
+				n, wanted := h.Want(now, at(ends), b)
+				says = fmt.Sprintf("%d, %t; ", n, wanted)
+			case "turn": // to a window until then
+				says = fmt.Sprintf("%d are carried; ", h.Turn(now, at(strings.TrimPrefix(args, "until "))))
+			case "leave":
+				crossing, unspent, expires := h.Leave(now)
+				says = fmt.Sprintf("%d cross, %d are unspent, until %v; ", crossing, unspent, expires.Sub(at("0s")))
+			default:
+				t.Fatalf("what is %q?", cmd)
+			}
+			fmt.Fprintf(&out, "%s: %scharged %d, in use %d, likely %d\n", when, says, h.Charged(), h.InUse(),
+				h.Likely())
 		}
-	}
-}
-
-// A stream breaks before its last answer has arrived. The lease before that arrived late, and may be used in the next
-// window.
-func TestLateLeaseOfABrokenStream(t *testing.T) {
-	for _, c := range []struct {
-		acked int // s: of the first lease
-		want  tokens
-	}{{0, 0}, {9, 100}} {
-		h := NewHolding()
-		at := func(s int) instant { return instant(time.Hour) + instant(s)*instant(time.Second) }
-		h.Grant(at(0), at(30), 100, TTL(at(0), at(30)), 1)
-		h.Acked(at(c.acked), 1)
-		h.Grant(at(10), at(30), 50, TTL(at(10), at(30)), 2)
-		if crossing, _, expires := h.Leave(at(10)); crossing != c.want || expires < at(c.acked+29) {
-			t.Errorf("acknowledged after %d s: %d may be used in the next window, want %d; nothing after %v", c.acked,
-				crossing, c.want, expires.Sub(at(0)))
-		}
-	}
-}
-
-// What is reported before anything was granted in a window is of the window before, and is not
-// charged to this one as well.
-func TestReportOfTheWindowBefore(t *testing.T) {
-	h := NewHolding()
-	at := func(s int) instant { return instant(time.Hour) + instant(s)*instant(time.Second) }
-	h.Report(at(0), Usage{Denied: 1})
-	h.Grant(at(0), at(10), 100, 9*time.Second, 1)
-	h.Acked(at(0), 1)
-	h.Report(at(5), Usage{Allowed: 10, Elapsed: 5 * time.Second})
-	if carry := h.Turn(at(10), at(70)); carry != 0 {
-		t.Fatalf("%d are carried", carry)
-	}
-	h.Report(at(11), Usage{Allowed: 50, Elapsed: 5 * time.Second})
-	h.Grant(at(11), at(70), 100, 50*time.Second, 2)
-	h.Acked(at(11), 2)
-	h.Report(at(16), Usage{Elapsed: 5 * time.Second})
-	h.Grant(at(16), at(70), 10, 50*time.Second, 3)
-	h.Acked(at(16), 3)
-	o := h.Report(at(21), Usage{Elapsed: 5 * time.Second})
-	if h.Charged() != 10 || o.Credit != 100 {
-		t.Errorf("it is charged %d after %d were credited, want 10 and 100: nothing was spent in this window",
-			h.Charged(), o.Credit)
-	}
+		return out.String()
+	})
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 var histories = flag.Int("histories", 1000, "how many histories to play")
@@ -90,76 +92,58 @@ func (m *member) others() {
 	}
 }
 
-func (m *member) Since(_ context.Context, life string, after int64, _ int) (p Page, err error) {
-	err = m.trip(func() error {
-		s := m.data
-		p.Life, p.Now = fmt.Sprint(s.life), m.now+m.skew
+// through is the Store of a member's node.
+type through struct{ *member }
+
+// of does what a node asks, if the store is in the life that is named.
+func (t through) of(life string, do func() error) error {
+	return t.trip(func() error {
+		if fmt.Sprint(t.data.life) != life {
+			return ErrLife
+		}
+		return do()
+	})
+}
+
+func (t through) Since(_ context.Context, life string, after int64, _ int) (p Page, err error) {
+	err = t.trip(func() error {
+		p.Life, p.Now = fmt.Sprint(t.data.life), t.now+t.skew
 		if life != p.Life {
 			after = 0
 		}
-		n := m.page
+		n := t.page
 		if n == 0 {
-			n = 1 + m.IntN(4)
+			n = 1 + t.IntN(4)
 		}
-		p.Records, p.Place, p.More = s.Since(after, n)
+		p.Records, p.Place, p.More = t.data.Since(after, n)
 		return nil
 	})
 	return p, err
 }
 
-func (m *member) MergeAt(life string, records []Record) error {
-	return m.trip(func() error {
-		if fmt.Sprint(m.data.life) != life {
-			return ErrLife
-		}
-		m.data.Merge(records, m.now)
-		return nil
-	})
-}
-
-func (m *member) SetAt(life string, r Record, expected Expected) (is Record, err error) {
-	err = m.trip(func() error {
-		if fmt.Sprint(m.data.life) != life {
-			return ErrLife
-		}
-		is, err = m.data.Set(r, expected, m.now, m.now+m.skew)
-		if err == nil {
-			m.booked[r.Key] = append(m.booked[r.Key], is)
-		}
-		return err
-	})
-	if !m.calm && m.depth < 3 && m.Float64() < 0.2 { // the node reads while the answer is under way
-		m.depth++
-		m.event(m.pick(m))
-		m.beat()
-		m.depth--
-	}
-	return is, err
-}
-
-func (m *member) DropAt(life string, records []Record) error {
-	return m.trip(func() error {
-		if fmt.Sprint(m.data.life) != life {
-			return ErrLife
-		}
-		m.data.Drop(records)
-		return nil
-	})
-}
-
-// through makes a member the Store of its node.
-type through struct{ *member }
-
 func (t through) Merge(_ context.Context, life string, records []Record) error {
-	return t.MergeAt(life, records)
+	return t.of(life, func() error { t.data.Merge(records, t.now); return nil })
 }
 
 func (t through) Drop(_ context.Context, life string, records []Record) error {
-	return t.DropAt(life, records)
+	return t.of(life, func() error { t.data.Drop(records); return nil })
 }
 
-func (t through) Set(_ context.Context, life string, r Record, expected Expected) (Record, error) {
-	return t.SetAt(life, r, expected)
+func (t through) Set(_ context.Context, life string, r Record, expected Expected) (is Record, err error) {
+	err = t.of(life, func() error {
+		is, err = t.data.Set(r, expected, t.now, t.now+t.skew)
+		if err == nil {
+			t.booked[r.Key] = append(t.booked[r.Key], is)
+		}
+		return err
+	})
+	if !t.calm && t.depth < 3 && t.Float64() < 0.2 { // the node reads while the answer is under way
+		t.depth++
+		t.event(t.pick(t.member))
+		t.beat()
+		t.depth--
+	}
+	return is, err
 }
 
 func (h *history) join() *member {
@@ -303,49 +287,18 @@ func (h *history) lose() {
 	h.data.life = h.lives
 }
 
-// play plays a history, and returns what went wrong.
-func play(seed uint64) string {
-	h := &history{
+// newHistory is a fleet whose nodes have not joined yet.
+func newHistory(seed uint64) *history {
+	return &history{
 		Rand: rand.New(rand.NewPCG(seed, 0)), now: 1e12, data: &place{Table: New(nil)},
 		acked: map[string][]Record{}, booked: map[string][]Record{},
 	}
-	if h.lossy = h.Float64() * 0.3; h.IntN(10) < 3 {
-		h.losses = -1 // the store keeps its data
-	}
-	h.steps = h.IntN(2) == 0
-	for range 1 + h.IntN(5) {
-		h.members = append(h.members, h.join())
-	}
-	for range 30 + h.IntN(600) {
-		h.event(h.pick(nil))
-	}
-	h.calm = true
-	for range 3 {
-		for _, m := range h.members {
-			m.cut = 0
-			m.beat()
-		}
-	}
-	first := h.inForce(h.members[0].Table)
-	for _, m := range h.members {
-		if have := h.inForce(m.Table); !maps.Equal(have, first) {
-			h.failf("nodes have %v and %v", first, have)
-		}
-	}
-	for key, all := range h.acked {
-		for _, r := range all {
-			h.survives(r, first[key])
-		}
-	}
-	return h.wrong
 }
 
 // quiet is a fleet of n nodes whose words arrive, and the store's pages have one record.
 func quiet(n int) *history {
-	h := &history{
-		Rand: rand.New(rand.NewPCG(1, 1)), now: 1e12, data: &place{Table: New(nil)}, calm: true, page: 1,
-		acked: map[string][]Record{}, booked: map[string][]Record{},
-	}
+	h := newHistory(1)
+	h.calm, h.page = true, 1
 	for range n {
 		h.members = append(h.members, h.join())
 	}
@@ -449,8 +402,98 @@ func (h *history) survives(r, is Record) {
 // on with an older copy, and its clock is set.
 func TestHistories(t *testing.T) {
 	for seed := range uint64(*histories) {
-		if wrong := play(seed); wrong != "" {
-			t.Fatalf("history %d: %s", seed, wrong)
+		h := newHistory(seed)
+		if h.lossy = h.Float64() * 0.3; h.IntN(10) < 3 {
+			h.losses = -1 // the store keeps its data
 		}
+		h.steps = h.IntN(2) == 0
+		for range 1 + h.IntN(5) {
+			h.members = append(h.members, h.join())
+		}
+		for range 30 + h.IntN(600) {
+			h.event(h.pick(nil))
+		}
+		h.calm = true
+		for range 3 {
+			for _, m := range h.members {
+				m.cut = 0
+				m.beat()
+			}
+		}
+		first := h.inForce(h.members[0].Table)
+		for _, m := range h.members {
+			if have := h.inForce(m.Table); !maps.Equal(have, first) {
+				h.failf("nodes have %v and %v", first, have)
+			}
+		}
+		for key, all := range h.acked {
+			for _, r := range all {
+				h.survives(r, first[key])
+			}
+		}
+		if h.wrong != "" {
+			t.Fatalf("history %d: %s", seed, h.wrong)
+		}
+	}
+}
+
+// Histories find each of these faults; there is at least one for each rule of the package's doc.
+func TestPlanted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the tests once more, and plays histories for a minute")
+	}
+	const tables, nodes, records, streams = "table.go", "node.go", "record.go", "stream.go"
+	const (
+		version = "r.Version = max(at, t.top+1)"
+		kept    = "return over && arrived.Add(Kept) < now"
+		silence = "if now.Sub(n.heard) > Silence {"
+		values  = "cmp.Compare(r.Ends, o.Ends), cmp.Compare(r.Value, o.Value))"
+		length  = "if n > uint64(len(b)) {"
+	)
+	var planted []plant.Bug
+	for _, b := range [][4]string{
+		{"1: the last one counts", tables, "case order > 0 || replace:", "case order > 0 || replace || order < 0:"},
+		{"1: of two with one version, the first counts", records, values, "0*len(o.Value))"},
+		{"2: the version is the clock", tables, version, "r.Version = at"},
+		{"2: the version is above that of its key only", tables, version, "r.Version = max(at, is.Version+1)"},
+		{"3: removals are kept for a minute", records, kept, "return over && arrived.Add(Kept/60) < now"},
+		{
+			"3: a removal that arrives again is not kept for longer", tables,
+			"is.arrived, is.round = now, t.round", "is.round = t.round",
+		},
+		{"4: the place is the version", tables, "t.place++", "t.place = max(t.place, int64(next.Version))"},
+		{"5: nobody writes back", nodes, "records := n.stillMissing(some)", "records := n.stillMissing(some[:0])"},
+		{"5: another life is not read from its beginning", nodes, "n.begin(page.Life)", "n.life = page.Life"},
+		{"5: who has not written back sets", nodes, "if !told {", "if life == \"\" && !told {"},
+		{"5: what was set in a life before counts as read in this one", nodes, "if n.life != life {", "if false {"},
+		{"6: a node that was silent writes back", nodes, silence, "if now.Sub(n.heard) > 100*Silence {"},
+		{"6: a half read table is read on", nodes, silence, "if n.looked && now.Sub(n.heard) > Silence {"},
+		{"6: after silence, it keeps what the store lacks", nodes, "n.drop(n.missing, n.silent)", "_ = n.drop"},
+		{
+			"6: after silence, it keeps what is greater than the store's", nodes,
+			"n.take(page.Records, now, n.doubtful)", "n.take(page.Records, now, false)",
+		},
+		{
+			"a stream begins with what is new", streams,
+			"return &Stream{table: t}", "return &Stream{table: t, place: t.place}",
+		},
+		{"a message of a peer may be cut", streams, length, "if n > uint64(len(b)) && err != nil {"},
+	} {
+		planted = append(planted, plant.Bug{Name: b[0], File: "ratelimit/table/" + b[1], Right: b[2], Wrong: b[3]})
+	}
+	tests, err := plant.Tests(t.Context(), "../..", "ratelimit/table", t.TempDir(), planted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := tests.Command(t.Context(), "", "-test.run=^TestHistories$").CombinedOutput(); err != nil {
+		t.Fatalf("without a bug: %v\n%s", err, out)
+	}
+	for _, bug := range planted {
+		const all = "-test.run=^Test(Histories|Peers|Removals|Only|Half|Malformed)"
+		out, err := tests.Command(t.Context(), bug.Name, all, fmt.Sprint("-histories=", *histories)).CombinedOutput()
+		if err == nil {
+			t.Errorf("NOT NOTICED: %s", bug.Name)
+		}
+		t.Logf("%s: %.200s", bug.Name, out)
 	}
 }

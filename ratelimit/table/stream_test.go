@@ -2,11 +2,11 @@ package table
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -19,135 +19,107 @@ type peer struct {
 	due  map[*peer][][]byte // messages under way to others
 }
 
-// peersPlay is a fleet whose connections break, whose nodes end and begin, and whose clocks differ.
-func peersPlay(seed uint64) (wrong string) {
-	rnd, now := rand.New(rand.NewPCG(seed, 0)), instant(1e12)
-	var all []*peer
-	join := func() *peer {
-		p := &peer{skew: instant(rnd.IntN(100)) * 1e6, to: map[*peer]*Stream{}, due: map[*peer][][]byte{}}
-		p.Alone = &Alone{Table: New(nil), Wall: func() time.Time { return time.UnixMicro(int64(now + p.skew)) }}
-		return p
-	}
-	for range 2 + rnd.IntN(4) {
-		all = append(all, join())
-	}
-	pair := func() (a, b *peer) {
-		a = all[rnd.IntN(len(all))]
-		for b = a; b == a; {
-			b = all[rnd.IntN(len(all))]
-		}
-		return a, b
-	}
-	connect := func(a, b *peer) {
-		if a.to[b] == nil {
-			a.to[b], b.to[a] = NewStream(a.Table), NewStream(b.Table)
-		}
-	}
-	broken := func(a, b *peer) {
-		delete(a.to, b)
-		delete(b.to, a)
-		delete(a.due, b)
-		delete(b.due, a)
-	}
-	sends := func(a, b *peer) (any bool) {
-		if s := a.to[b]; s != nil {
-			if m := s.Next(); m != nil {
-				a.due[b] = append(a.due[b], m)
-			}
-		}
-		return len(a.due[b]) > 0
-	}
-	hears := func(a, b *peer) {
-		if q := a.due[b]; len(q) > 0 {
-			a.due[b] = q[1:]
-			if err := b.Receive(q[0], now+b.skew); err != nil {
-				wrong = err.Error()
-			}
-		}
-	}
-	acked := map[string]Record{}
-	for range 50 + rnd.IntN(500) {
-		now += instant(rnd.IntN(2_000_000))
-		a, b := pair()
-		switch event := rnd.Float64(); {
-		case event < 0.3:
-			sends(a, b)
-		case event < 0.6:
-			hears(a, b)
-		case event < 0.75:
-			connect(a, b)
-		case event < 0.78:
-			broken(a, b)
-		case event < 0.79 && len(all) > 2:
-			for _, p := range all {
-				broken(a, p)
-			}
-			for i := range all {
-				if all[i] == a {
-					all[i] = join()
-				}
-			}
-			for key, r := range acked {
-				held := false
-				for _, p := range all {
-					is := p.Record(key)
-					held = held || !r.Above(&is)
-				}
-				if !held {
-					delete(acked, key)
-				}
-			}
-		case event < 0.95:
-			key := fmt.Sprint(rnd.IntN(4))
-			r, err := a.Set(context.Background(), Record{Key: key, Value: []string{"", "a", "b"}[rnd.IntN(3)]}, Any)
-			if is := a.Record(key); err != nil || is != r {
-				return fmt.Sprint("set ", r, err, ", and its node has ", is)
-			}
-			if is := acked[key]; r.Above(&is) {
-				acked[key] = r
-			}
-		}
-	}
-	for round, busy := 0, true; busy; round++ {
-		busy = false
-		for _, a := range all {
-			for _, b := range all {
-				if a != b {
-					connect(a, b)
-					busy = sends(a, b) || busy
-					hears(a, b)
-				}
-			}
-		}
-		if round > 1000 {
-			return "messages go round for ever"
-		}
-	}
-	records := func(p *peer) map[string]Record {
-		is := map[string]Record{}
-		for i := range 4 {
-			is[fmt.Sprint(i)] = p.Record(fmt.Sprint(i))
-		}
-		return is
-	}
-	for _, p := range all {
-		if first, is := records(all[0]), records(p); !maps.Equal(first, is) {
-			return fmt.Sprint("nodes have ", first, " and ", is)
-		}
-		for key, r := range acked {
-			if is := p.Record(key); r.Above(&is) {
-				return fmt.Sprint(r, " was set, and a node has ", is)
-			}
-		}
-	}
-	return wrong
-}
-
-// Peers come to one table, and what a living node had is not lost.
+// Peers come to one table, and what a living node had is not lost, in fleets whose connections break, whose nodes end
+// and begin, and whose clocks differ.
 func TestPeers(t *testing.T) {
 	for seed := range uint64(*histories) {
-		if wrong := peersPlay(seed); wrong != "" {
-			t.Fatalf("history %d: %s", seed, wrong)
+		rnd, now := rand.New(rand.NewPCG(seed, 0)), instant(1e12)
+		failf := func(format string, args ...any) {
+			t.Helper()
+			t.Fatalf("history %d: %s", seed, fmt.Sprintf(format, args...))
+		}
+		var all []*peer
+		join := func() *peer {
+			p := &peer{skew: instant(rnd.IntN(100)) * 1e6, to: map[*peer]*Stream{}, due: map[*peer][][]byte{}}
+			p.Alone = &Alone{Table: New(nil), Wall: func() time.Time { return time.UnixMicro(int64(now + p.skew)) }}
+			return p
+		}
+		for range 2 + rnd.IntN(4) {
+			all = append(all, join())
+		}
+		connect := func(a, b *peer) {
+			if a.to[b] == nil {
+				a.to[b], b.to[a] = NewStream(a.Table), NewStream(b.Table)
+			}
+		}
+		broken := func(a, b *peer) {
+			delete(a.to, b)
+			delete(b.to, a)
+			delete(a.due, b)
+			delete(b.due, a)
+		}
+		sends := func(a, b *peer) (any bool) {
+			if s := a.to[b]; s != nil {
+				if m := s.Next(); m != nil {
+					a.due[b] = append(a.due[b], m)
+				}
+			}
+			return len(a.due[b]) > 0
+		}
+		hears := func(a, b *peer) {
+			if q := a.due[b]; len(q) > 0 {
+				a.due[b] = q[1:]
+				if err := b.Receive(q[0], now+b.skew); err != nil {
+					failf("%v", err)
+				}
+			}
+		}
+		acked := map[string]Record{}
+		for range 50 + rnd.IntN(500) {
+			now += instant(rnd.IntN(2_000_000))
+			i := rnd.IntN(len(all))
+			a, b := all[i], all[(i+1+rnd.IntN(len(all)-1))%len(all)]
+			switch event := rnd.Float64(); {
+			case event < 0.3:
+				sends(a, b)
+			case event < 0.6:
+				hears(a, b)
+			case event < 0.75:
+				connect(a, b)
+			case event < 0.78:
+				broken(a, b)
+			case event < 0.79 && len(all) > 2:
+				for _, p := range all {
+					broken(a, p)
+				}
+				all[i] = join()
+				maps.DeleteFunc(acked, func(key string, r Record) bool {
+					return !slices.ContainsFunc(all, func(p *peer) bool { is := p.Record(key); return !r.Above(&is) })
+				})
+			case event < 0.95:
+				key := fmt.Sprint(rnd.IntN(4))
+				r, err := a.Set(t.Context(), Record{Key: key, Value: []string{"", "a", "b"}[rnd.IntN(3)]}, Any)
+				if is := a.Record(key); err != nil || is != r {
+					failf("%v was set (%v), and its node has %v", r, err, is)
+				}
+				if is := acked[key]; r.Above(&is) {
+					acked[key] = r
+				}
+			}
+		}
+		for round, busy := 0, true; busy; round++ {
+			busy = false
+			for _, a := range all {
+				for _, b := range all {
+					if a != b {
+						connect(a, b)
+						busy = sends(a, b) || busy
+						hears(a, b)
+					}
+				}
+			}
+			if round > 1000 {
+				failf("messages go round for ever")
+			}
+		}
+		for i := range 4 {
+			key := fmt.Sprint(i)
+			first, r := all[0].Record(key), acked[key]
+			for _, p := range all {
+				if is := p.Record(key); is != first || r.Above(&is) {
+					failf("a node has %v, and another %v; %v was set", is, first, r)
+				}
+			}
 		}
 	}
 }

@@ -1,39 +1,50 @@
 package transport
 
 import (
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // Frames that begin no call and bring nothing end a connection when there are far more of them than its calls and
-// its time explain.
+// its time explain. Calls that fail explain few.
 func TestIdleFramesEndAConnection(t *testing.T) {
-	for name, write := range map[string]func(*script, int) error{
-		"pings":         func(s *script, _ int) error { return s.WritePing(false, [8]byte{}) },
-		"answers":       func(s *script, _ int) error { return s.WritePing(true, [8]byte{}) },
-		"settings":      func(s *script, _ int) error { return s.WriteSettings() },
-		"priorities":    func(s *script, _ int) error { return s.WritePriority(5, http2.PriorityParam{}) },
-		"windows":       func(s *script, _ int) error { return s.WriteWindowUpdate(0, 1) },
-		"empty data":    func(s *script, _ int) error { return s.WriteData(1, false, nil) },
-		"bytes of data": func(s *script, _ int) error { return s.WriteData(1, false, []byte{0}) },
-		"resets":        func(s *script, _ int) error { return s.WriteRSTStream(1, http2.ErrCodeCancel) },
+	const fails = 100
+	ping := func(s *script) error { return s.WritePing(false, [8]byte{}) }
+	for name, x := range map[string]struct {
+		write func(*script) error
+		calls uint32
+	}{
+		"pings":      {ping, 0},
+		"answers":    {func(s *script) error { return s.WritePing(true, [8]byte{}) }, 0},
+		"settings":   {func(s *script) error { return s.WriteSettings() }, 0},
+		"priorities": {func(s *script) error { return s.WritePriority(5, http2.PriorityParam{}) }, 0},
+		"windows":    {func(s *script) error { return s.WriteWindowUpdate(0, 1) }, 0},
+		"empty data": {func(s *script) error { return s.WriteData(1, false, nil) }, 0},
+		"bytes":      {func(s *script) error { return s.WriteData(1, false, []byte{0}) }, 0},
+		"resets":     {func(s *script) error { return s.WriteRSTStream(1, http2.ErrCodeCancel) }, 0},
+		"failures":   {ping, fails},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inTime(t, func(t *testing.T, s *script, p *Port) {
 				s.head(1, false, ordinary("/x/Echo")...)
-				n := 0
-				for err := error(nil); err == nil && n < 3*framesInStock; n++ {
-					err = write(s, n)
+				for i := range x.calls {
+					s.head(2*i+3, true, ordinary("/x/Echo")...) // it has no request
+				}
+				synctest.Wait()
+				stock, n := framesInStock+int(x.calls)*framesACall, 0
+				for err := error(nil); err == nil && n < 3*stock; n++ {
+					err = x.write(s)
 					synctest.Wait()
 				}
-				if n < framesInStock || n > framesInStock+2*framesACall || p.Budget.Excess.Load() != 1 {
-					t.Errorf("the connection ended after %d, %d are counted", n, p.Budget.Excess.Load())
+				if n < stock || n > stock+2*framesACall || p.Budget.Excess.Load() != 1 {
+					t.Errorf("it ended after %d, must after %d; %d are counted", n, stock, p.Budget.Excess.Load())
 				}
 			})
 		})
@@ -56,6 +67,68 @@ func TestPiecesOfHeadersAreBounded(t *testing.T) {
 				t.Errorf("%s: %d are counted", name, n)
 			}
 		})
+	}
+}
+
+// Callers cannot have answers that wait for windows looked at, or their handlers wake, again and again, by windows of
+// a byte.
+func TestWakesOfHandlersAreFewer(t *testing.T) {
+	for method, open := range map[string]func(*script){
+		"/x/Echo":  func(s *script) { _ = s.WriteWindowUpdate(0, 1) },
+		"/x/Other": func(s *script) { s.windows(1); s.windows(0) },
+	} {
+		played(t, others(answers(200)), &slow{}, func(t *testing.T, s *script, p *Port) {
+			s.windows(0)
+			for i := range uint32(500) {
+				s.call(2*i+1, method, "a")
+			}
+			for range framesInStock / 3 { // fewer than may be idle
+				open(s)
+				synctest.Wait() // all wait again
+			}
+			if n := p.Budget.Excess.Load(); n != 1 {
+				t.Errorf("%s: %d are counted", method, n)
+			}
+		})
+	}
+}
+
+// Settings that change the windows cost the same, however many calls are open.
+func TestSettingsCostTheirSize(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	used := func() time.Duration { // by this thread, of a processor: others take no part of it
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	took := func(calls uint32) time.Duration {
+		c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
+		c.in.begun = true
+		caller := newScript(discards{})
+		for i := range calls {
+			head := appendHeaders(nil, 0, 2*i+1, caller.block(ordinary("/x/Echo")...))
+			if _, err := c.framesLocked(head); err != nil {
+				t.Fatal(err)
+			}
+		}
+		begun := used()
+		for i := range uint32(20_000) {
+			c.idle = idle{}
+			change := appendSettings(nil, uint32(http2.SettingInitialWindowSize), 1+i%2)
+			if _, err := c.framesLocked(change); err != nil {
+				t.Fatal(err)
+			}
+			c.out.frames = c.out.frames[:0]
+		}
+		return used() - begun
+	}
+	// The least of several: the collector may work in one.
+	one, many := min(took(1), took(1), took(1)), min(took(1000), took(1000), took(1000))
+	if many > 5*one {
+		t.Errorf("20,000 frames take %v with a call, and %v with a thousand", one, many)
 	}
 }
 
@@ -107,18 +180,9 @@ func TestIdleFramesOfHonestCallers(t *testing.T) {
 
 // A client of grpc-go with large messages on many streams, which share a small window, is no flood.
 func TestManyStreamsShareAWindow(t *testing.T) {
-	o := echoes(NewBudget(64 << 20))
-	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
-		m := make([]byte, 200<<10)
-		return stream.SendMsg(&m)
-	}}.services()
-	conn, err := grpc.NewClient(servePort(t, o), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535),
+	o := others(answers(200 << 10))
+	conn := client(t, o, grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
 	var calls sync.WaitGroup
 	for range 100 {
 		calls.Go(func() {

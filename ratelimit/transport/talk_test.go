@@ -1,215 +1,160 @@
 package transport
 
 import (
-	"context"
-	"net"
-	"runtime"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
-	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
-// talker answers each message with one, and tells what was acknowledged.
-type talker struct {
-	rlqs.UnimplementedRateLimitQuotaServiceServer
-	answer *rlqs.RateLimitQuotaResponse
-	talks  chan *Talk
-	takes  chan chan<- bool // nil, or what tells it to take a message in, and gets whether more waits
-}
-
-func (s *talker) StreamRateLimitQuotas(
-	stream grpc.BidiStreamingServer[rlqs.RateLimitQuotaUsageReports, rlqs.RateLimitQuotaResponse],
-) error {
-	t, ok := Converse(stream.Context())
-	if !ok {
-		s.talks <- nil
-		return nil
-	}
-	t.Receipts()
-	s.talks <- t
-	for {
-		if _, err := stream.Recv(); err != nil {
-			return nil //nolint:nilerr // the caller has ended it
+// converse is a handler that answers each message with itself. It tells of its Talk, which has receipts.
+func converse(talks chan<- *Talk) func(grpc.ServerStream) error {
+	return func(stream grpc.ServerStream) error {
+		talk, _ := Converse(stream.Context())
+		if talks != nil {
+			talk.Receipts()
+			talks <- talk
 		}
-		if s.takes != nil {
-			more := <-s.takes
-			more <- t.Received()
-			continue
-		}
-		t.Received()
-		if err := stream.Send(s.answer); err != nil {
-			return nil //nolint:nilerr // the caller has ended it
-		}
-	}
-}
-
-// stoppable is a connection whose reader can be made to stand still.
-type stoppable struct {
-	net.Conn
-	mu sync.Mutex
-}
-
-func (c *stoppable) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return n, err
-}
-
-// serveTalks serves until the test ends. Its answers are size bytes.
-func serveTalks(t *testing.T, size int) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
-	t.Helper()
-	s := &talker{talks: make(chan *Talk, 16), answer: &rlqs.RateLimitQuotaResponse{
-		BucketAction: []*rlqs.RateLimitQuotaResponse_BucketAction{{
-			BucketId: &rlqs.BucketId{Bucket: map[string]string{"k": strings.Repeat("v", size)}},
-		}},
-	}}
-	budget := NewBudget(1 << 20)
-	others := new(Services)
-	rlqs.RegisterRateLimitQuotaServiceServer(others, s)
-	made := make(chan *stoppable, 1)
-	addr := servePort(t, Options{Caps: usual, Budget: budget, Services: others})
-	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-			if err != nil {
-				return nil, err
+		for {
+			var m []byte
+			if err := stream.RecvMsg(&m); err != nil {
+				return err
 			}
-			x := &stoppable{Conn: c}
-			made <- x
-			return x, nil
-		}))
-	if err != nil {
-		t.Fatal(err)
+			talk.Received()
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+		}
 	}
-	t.Cleanup(func() { conn.Close() })
-	conn.Connect()
-	return s, <-made, conn, budget
-}
-
-// opens begins a talk.
-func (s *talker) opens(
-	t *testing.T, conn *grpc.ClientConn,
-) (rlqs.RateLimitQuotaService_StreamRateLimitQuotasClient, *Talk) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	t.Cleanup(cancel)
-	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	talk := <-s.talks
-	if talk == nil {
-		t.Fatal("the call is no talk")
-	}
-	return stream, talk
 }
 
 // Each message is acknowledged when its caller has read it, and not sooner, for any size, and with any other
-// traffic on the connection.
+// traffic on the connection. What looks like the answer to a ping, and is none, acknowledges nothing.
 func TestTalk(t *testing.T) {
-	s, client, conn, budget := serveTalks(t, 40_000)
-	var talks []*Talk
-	var streams []rlqs.RateLimitQuotaService_StreamRateLimitQuotasClient
-	for range 3 {
-		stream, talk := s.opens(t, conn)
-		streams, talks = append(streams, stream), append(talks, talk)
-	}
-	exchange := func(i int) {
-		if err := streams[i].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
-			t.Fatal(err)
+	var talks chan *Talk
+	o := others(func(stream grpc.ServerStream) error { return converse(talks)(stream) })
+	played(t, o, &slow{}, func(t *testing.T, s *script, p *Port) {
+		talks = make(chan *Talk, 100) // of this bubble
+		s.windows(1 << 20)
+		_ = s.WriteWindowUpdate(0, 1<<30)
+		large := text(strings.Repeat("a", 40_000))
+		var all []*Talk
+		exchange := func(i int) {
+			for rest := large; len(rest) > 0; rest = rest[min(len(rest), mostFrame):] {
+				_ = s.WriteData(uint32(2*i+1), false, rest[:min(len(rest), mostFrame)])
+			}
+			synctest.Wait()
 		}
-		if _, err := streams[i].Recv(); err != nil {
-			t.Fatal(err)
+		for i := range uint32(3) {
+			s.head(2*i+1, false, ordinary("/x/Other")...)
+			all = append(all, <-talks)
 		}
-	}
-	for n, i := range []int{0, 1, 0, 2, 0, 1} {
-		exchange(i)
-		<-talks[i].Receipts()
-		if got, want := talks[i].Acked(), uint64([]int{1, 1, 2, 1, 3, 2}[n]); got != want {
-			t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
+		for n, i := range []int{0, 1, 0, 2, 0, 1} {
+			exchange(i)
+			<-all[i].Receipts()
+			if got, want := all[i].Acked(), uint64([]int{1, 1, 2, 1, 3, 2}[n]); got != want {
+				t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
+			}
 		}
-	}
-	for budget.Held() != 3*talkCost && streams[0].Context().Err() == nil { // the writer finds that it has written
-		runtime.Gosched()
-	}
-	if held := budget.Held(); held != 3*talkCost {
-		t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
-	}
-	client.mu.Lock() // it stands still, and its kernel reads what comes
-	if err := streams[1].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-talks[1].Receipts():
-		t.Error("a caller that does not read has acknowledged a message")
-	case <-time.After(100 * time.Millisecond):
-	}
-	client.mu.Unlock()
-	<-talks[1].Receipts()
-	if got := talks[1].Acked(); got != 3 {
-		t.Errorf("%d messages are acknowledged, want 3", got)
-	}
+		if held := p.Budget.Held(); held != 3*talkCost {
+			t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
+		}
+		goOn := s.stands() // and its kernel reads what comes
+		exchange(1)
+		for _, data := range [][8]byte{{}, {0x5b, 'q', 'u', 'x', 0, 0, 0, 7}, {0x5b, 'q', 'u', 'o', 0, 0, 0, 8}} {
+			_ = s.WritePing(true, data)
+		}
+		s.outcome()
+		synctest.Wait()
+		if got := all[1].Acked(); got != 2 || len(all[1].Receipts()) > 0 {
+			t.Errorf("a caller that does not read has acknowledged %d messages of 3", got)
+		}
+		goOn()
+		<-all[1].Receipts()
+		if got := all[1].Acked(); got != 3 {
+			t.Errorf("%d messages are acknowledged, want 3", got)
+		}
+		goOn = s.stands()
+		for id := uint32(7); id < 200; id += 2 {
+			s.head(id, false, ordinary("/x/Other")...)
+			_ = s.WriteData(id, false, text("a"))
+			synctest.Wait()
+			_ = s.WriteRSTStream(id, http2.ErrCodeCancel)
+		}
+		s.outcome()
+		for c := range p.open {
+			if n := len(c.receipts.wait); n > 0 {
+				t.Errorf("%d receipts are kept of talks that have ended", n)
+			}
+		}
+		goOn()
+	})
 }
 
 // Received reports whether a message came before the server read it.
 func TestTalkSaysWhatWaits(t *testing.T) {
-	s, _, conn, budget := serveTalks(t, 10)
-	s.takes = make(chan chan<- bool)
-	stream, _ := s.opens(t, conn)
-	const large = 200_000 // far more than the reads of a small one cost
-	for _, size := range []int{1, large} {
-		if err := stream.Send(&rlqs.RateLimitQuotaUsageReports{Domain: strings.Repeat("d", size)}); err != nil {
+	var goOn chan struct{}
+	var said []bool
+	o := others(func(stream grpc.ServerStream) error {
+		talk, _ := Converse(stream.Context())
+		for range 2 {
+			var m []byte
+			if err := stream.RecvMsg(&m); err != nil {
+				return err
+			}
+			<-goOn
+			said = append(said, talk.Received())
+		}
+		return nil
+	})
+	played(t, o, &slow{}, func(t *testing.T, s *script, _ *Port) {
+		goOn = make(chan struct{}) // of this bubble
+		s.head(1, false, ordinary("/x/Other")...)
+		_ = s.WriteData(1, false, append(text("a"), text(strings.Repeat("b", 9000))...))
+		synctest.Wait()
+		close(goOn)
+		synctest.Wait()
+		if want := []bool{true, false}; !slices.Equal(said, want) {
+			t.Errorf("after each of two messages it says that more waits: %v, want %v", said, want)
+		}
+	})
+}
+
+// A message of the largest size finds a window, though it comes behind a small one.
+func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
+	conn := client(t, others(converse(nil)), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/x/Other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{60 << 10, 250 << 10, 60 << 10, 250 << 10} {
+		sent, got := make([]byte, size), []byte(nil)
+		if err := stream.SendMsg(&sent); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for budget.Held() < large && stream.Context().Err() == nil {
-		runtime.Gosched()
-	}
-	for i, want := range []bool{true, false} {
-		more := make(chan bool)
-		s.takes <- more
-		if got := <-more; got != want {
-			t.Errorf("after message %d of 2, it says that more waits: %t", i+1, got)
+		if err := stream.RecvMsg(&got); err != nil || len(got) != size {
+			t.Fatalf("%d bytes of %d: %v", len(got), size, err)
 		}
 	}
 }
 
 // A Talk can be ended while its handler waits, and its caller gets the handler's answer.
 func TestTalksEnd(t *testing.T) {
-	o := echoes(nil)
-	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+	s := connected(t, NewPort(others(func(stream grpc.ServerStream) error {
 		talk, _ := Converse(stream.Context())
 		talk.End()
 		if err := stream.RecvMsg(new([]byte)); status.Code(err) != codes.Canceled {
 			return err
 		}
 		return status.Error(codes.OutOfRange, "")
-	}}.services()
-	s := connectedTo(t, NewPort(o))
+	})))
 	s.head(1, false, ordinary("/x/Other")...)
 	if got := s.outcome(1); got != "1: status 11" {
 		t.Error(got)
-	}
-}
-
-// What looks like an answer to a ping, and is none, acknowledges nothing.
-func TestForgedPongs(t *testing.T) {
-	talk := &Talk{notify: make(chan struct{}, 1)}
-	r := receipts{seq: 1, wait: []receipt{{1, talk, 1}}}
-	for _, data := range [][8]byte{{}, {0x5b, 'q', 'u', 'x', 0, 0, 0, 1}, {0x5b, 'q', 'u', 'o', 0, 0, 0, 2}} {
-		if r.pong(data); talk.Acked() != 0 {
-			t.Errorf("%v acknowledged a message", data)
-		}
-	}
-	if r.pong([8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); talk.Acked() != 1 || len(r.wait) != 0 {
-		t.Errorf("the answer acknowledged %d messages, and %d pings wait", talk.Acked(), len(r.wait))
 	}
 }

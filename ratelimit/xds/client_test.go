@@ -1,0 +1,214 @@
+package xds
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Pushes are put in force and acknowledged. Bad ones are refused with their errors, and change nothing. The
+// same bad one is refused again. A server that goes away and returns changes nothing either.
+func TestPushes(t *testing.T) {
+	m := newManager(t, "127.0.0.1:0")
+	store := run(t, Options{
+		Server: "dns:///" + m.addr, Headers: map[string]string{"x-tenant": "edge"},
+		Metadata: map[string]any{"zone": "eu"},
+	})
+	begins := func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" } // a stream
+	first := m.until("the first request", begins)
+	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" ||
+		first.GetTypeUrl() != TypeURL {
+		t.Errorf("the first request is %v", first)
+	}
+	if err := store.Load(); err == nil || store.Rules() != nil {
+		t.Errorf("rules before the first push: %v", err)
+	}
+	m.push(domain("a", limit("k", 5)), domain("b", limit("k", 7)))
+	m.acked("v1")
+	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
+		t.Errorf("after the first push: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	for range 2 {
+		m.push(domain("a", &rlsconf.RateLimitDescriptor{Value: "without a key"}))
+		m.refused("descriptor has empty key")
+	}
+	m.push(&rlsconf.RateLimitConfig{Name: "one", Domain: "a"}, &rlsconf.RateLimitConfig{Name: "two", Domain: "a"})
+	m.refused("duplicate domain 'a' in config file")
+	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
+		t.Errorf("after bad pushes: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	if loaded, failed := store.Loads(); loaded != 1 || failed != 2 { // the same again is not a new one
+		t.Errorf("%d loads, %d failed", loaded, failed)
+	}
+	m.push(domain("a", limit("k", 6)))
+	m.acked("v5")
+	m.server.Stop()
+	m.start(m.addr)
+	m.until("a new stream", begins)
+	m.acked("v5")
+	m.push(domain("a", limit("k", 9)))
+	m.acked("v6")
+	if requests(store, "a.k") != 9 || requests(store, "b.k") != -1 {
+		t.Errorf("after the server's return: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	m.push(domain("a", limit(strings.Repeat("k", 5<<20), 1)))
+	m.until("a stream after a push that is too large", begins)
+	if s := store.Status(); s.Good || !strings.Contains(s.Error, "larger than max") {
+		t.Errorf("of a push that is too large, it says %+v", s)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.header != "edge" {
+		t.Errorf("the header x-tenant is %q", m.header)
+	}
+}
+
+// hasty pushes without waiting for answers.
+type hasty struct {
+	discovery.UnimplementedAggregatedDiscoveryServiceServer
+	pushes []*discovery.DiscoveryResponse
+	acked  chan string
+}
+
+func (h *hasty) StreamAggregatedResources(
+	s discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer,
+) error {
+	if _, err := s.Recv(); err != nil {
+		return err
+	}
+	for _, p := range h.pushes {
+		if err := s.Send(p); err != nil {
+			return err
+		}
+	}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		if r.GetErrorDetail() == nil {
+			h.acked <- r.GetVersionInfo()
+		}
+	}
+}
+
+// A server that pushes without a pause has a few of its pushes loaded, the last among them.
+func TestPushesAreCoalesced(t *testing.T) {
+	const last, interval = 60, 100 * time.Millisecond
+	h := &hasty{acked: make(chan string, last)}
+	for n := 1; n <= last; n++ {
+		body, err := anypb.New(domain("a", limit("k", uint32(n))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.pushes = append(h.pushes, &discovery.DiscoveryResponse{
+			VersionInfo: fmt.Sprint(n), Nonce: fmt.Sprint(n),
+			TypeUrl: TypeURL, Resources: []*anypb.Any{body},
+		})
+	}
+	addr, _ := serve(t, "127.0.0.1:0", h)
+	begun := time.Now()
+	store := run(t, Options{Server: addr, Interval: interval})
+	for version := ""; version != fmt.Sprint(last); {
+		select {
+		case version = <-h.acked:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the last push is not answered; the last that was is %q", version)
+		}
+	}
+	loaded, failed := store.Loads()
+	if most := uint64(time.Since(begun)/interval) + 2; loaded > most || failed != 0 ||
+		store.Reloads().Coalesced != last-loaded {
+		t.Errorf("%d loads and %d failed in %v, %+v", loaded, failed, time.Since(begun), store.Reloads())
+	}
+	if requests(store, "a.k") != last {
+		t.Errorf("%d is in force", requests(store, "a.k"))
+	}
+}
+
+// A client that ends while pushes come leaves nothing behind.
+func TestWatchEnds(t *testing.T) {
+	m := newManager(t, "127.0.0.1:0")
+	m.push(domain("a", limit("k", 5)))
+	c := NewClient(Options{
+		Server: m.addr, NodeID: "n1", Credentials: insecure.NewCredentials(), MaxMessage: 4 << 20,
+		Interval: time.Hour, Backoff: Backoff{Connect: time.Hour},
+	})
+	store := newStore(c, options())
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Watch(ctx, store) }()
+	m.acked("v1")
+	m.push(domain("a", limit("k", 6))) // has to wait for an hour
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it has not ended")
+	}
+}
+
+// Each attempt dials, so that a server that comes is found after the next pause, and not after those of gRPC.
+func TestEachAttemptDials(t *testing.T) {
+	var dialled, failed atomic.Int64
+	s := httptest.NewUnstartedServer(nil) // it speaks no gRPC
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			dialled.Add(1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	tried := make(chan struct{})
+	run(t, Options{Server: s.Listener.Addr().String(), OnState: func(error) {
+		if failed.Add(1) == 10 {
+			close(tried)
+		}
+	}})
+	if <-tried; dialled.Load() < 10 {
+		t.Errorf("in 10 attempts the server was dialled %d times", dialled.Load())
+	}
+}
+
+// Pauses grow up to the longest, and begin anew after a stream that worked. Until one did, all are the same.
+func TestBackoff(t *testing.T) {
+	p := pauses{Backoff: Backoff{Connect: 3 * time.Second, First: time.Second, Longest: 6 * time.Second, Spread: 0.5}}
+	for i, c := range []struct {
+		pushes int
+		random float64
+		want   time.Duration
+	}{
+		{0, 0.5, 3 * time.Second},
+		{0, 1, 4500 * time.Millisecond},
+		{1, 0.5, time.Second},
+		{0, 0.5, 2 * time.Second},
+		{0, 0.5, 4 * time.Second},
+		{0, 0.5, 6 * time.Second},
+		{0, 1, 9 * time.Second},
+		{0, 0, 3 * time.Second},
+		{2, 0, 500 * time.Millisecond},
+		{0, 0.5, 2 * time.Second},
+	} {
+		if got := p.after(c.pushes, c.random); got != c.want {
+			t.Errorf("pause %d: %v, want %v", i, got, c.want)
+		}
+	}
+	p.failures = 99
+	if got := p.after(0, 0.5); got != 6*time.Second {
+		t.Errorf("after a hundred failures: %v", got)
+	}
+}
