@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: exercise regions quiet h2spec attack troubles outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: exercise regions quiet h2spec attack troubles outages kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 DAILY := help run redis deps test check format settings dashboards manifests proto
 
@@ -75,7 +75,6 @@ test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says fir
 	@$(PROGRESS) $(GO) vet ./...
 	@$(PROGRESS) $(GO) test -vet=off -timeout 30m ./cmd/sluice ./...
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
-	@$(PROGRESS) cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
 	@$(PROGRESS) cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz
 
@@ -171,13 +170,12 @@ linear: deps ## record SEEDS (20) histories of each kind of real fleet, and chec
 exhaust: ## visit every state of small fleets, for some minutes; docs/explain/proof.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaustive' ./leasing/account -exhaust 1
 
-# FILES='leasing/*.go' takes a part; docs/explain/proof.md says how to read it.
-BUDGET ?= 60m
-mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
-	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
-
-files: redis ## the source files that run for a decision, from a lease and with a claim at Redis
-	$(GO) run -cover -covermode atomic -coverpkg ./... ./bench/files
+# An hour without PACKAGE; with it, some seconds for each fault. docs/explain/proof.md says how to read it.
+GREMLINS := $(GO) run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
+mutants: deps ## run the core's tests with each bug by hand, or those of PACKAGE (such as approx) with each small fault
+	@if [ -z "$(PACKAGE)" ]; then $(GO) test -count=1 -v -timeout 0 ./bench/mutants -run '^TestBugsByHandAreFound$$' -hunt; else \
+	  mkdir -p .cache && $(GREMLINS) unleash ./$(PACKAGE) --timeout-coefficient 10 -o .cache/mutants.json && \
+	  $(GO) test -count=1 -v ./bench/mutants -run '^TestSmallFaultsAreFound$$' -survivors $(PACKAGE)=$(CURDIR)/.cache/mutants.json; fi
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench

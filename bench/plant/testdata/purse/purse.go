@@ -21,13 +21,3 @@ func (p *Purse) Take(n int) int {
 	p.coins -= n
 	return n
 }
-
-// Await handles what comes.
-func (p *Purse) Await(coins <-chan int) {
-	select {
-	case p.coins = <-coins:
-	}
-}
-
-// Spill is not tested.
-func (p *Purse) Spill() { p.coins = 0 }
