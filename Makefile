@@ -157,7 +157,7 @@ quiet: deps ## no alert and no problem of a console in QUIET (1h) of loads and t
 
 outages: deps $(LAB) ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
 	$(LAB) sim outages --count $(OUTAGES)
-	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench/store -outages $(KILLS)
+	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench -outages $(KILLS)
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else
 	$(GO) test -count=1 -v -parallel 1 -timeout 60m -run '^TestHostile' ./cmd/sluice -attack-judge

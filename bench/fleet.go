@@ -1,4 +1,4 @@
-package store
+package bench
 
 import (
 	"regexp"
@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 )
 
-// Open starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found each
-// other. It has places for others that may join, and adds flags to the command lines.
-func Open(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
+// openFleet starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found
+// each other. It has places for others that may join, and adds flags to the command lines.
+func openFleet(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
 	flags = append([]string{"--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms"}, flags...)
 	f, err := process.NewFleet(binary, rules, nodes+others, true, flags...)
 	if err != nil {
@@ -31,20 +31,31 @@ const maxKeys = 200_000
 // data, and grants little.
 const young = 2500 * time.Millisecond
 
-// OpenBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
-func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*process.Fleet, error) {
+// openOther starts servers that are not Sluice, and a Redis that is empty: where none is needed, its use is that of an
+// idle one.
+func openOther(start func(f *process.Fleet) error) (*process.Fleet, error) {
 	f := &process.Fleet{}
 	if err := f.OpenRedis(); err != nil {
 		return nil, err
 	}
-	for range nodes {
-		s := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}
-		if err := s.Join(f, lab); err != nil {
-			f.Stop()
-			return nil, err
-		}
+	if err := start(f); err != nil {
+		f.Stop()
+		return nil, err
 	}
 	return f, nil
+}
+
+// openBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
+func openBaseline(lab string, limit int64, window time.Duration, nodes int) (*process.Fleet, error) {
+	return openOther(func(f *process.Fleet) error {
+		for range nodes {
+			s := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}
+			if err := s.Join(f, lab); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Counters of nodes, by a label.

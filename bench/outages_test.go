@@ -1,12 +1,10 @@
-package store
+package bench
 
 import (
 	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -46,23 +44,12 @@ type outageRun struct {
 // each policy admits at most what it declares. The laboratory plays thousands of such outages (sluicelab sim outages).
 func TestOutagesOfRedis(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("builds and starts programs")
-	}
-	dir := t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", dir, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
 	text := outageRules()
 	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(text)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
 	if problems != nil {
 		t.Fatal(problems)
 	}
-	f, err := Open(filepath.Join(dir, "sluice"), text, outageNodes, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Stop()
+	f := fleet(t, true, text, outageNodes)
 	run := &outageRun{T: t, rules: rules.All(), demand: 1}
 	for i, n := range f.Running() {
 		if err := run.nodes[i].Add(n.Address); err != nil {

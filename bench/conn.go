@@ -1,14 +1,14 @@
-package overload
+package bench
 
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -17,9 +17,9 @@ import (
 type state uint8
 
 const (
-	free     state = iota
-	waiting        // sent, and neither answered nor given up
-	answered       // in time; its stream has not ended yet
+	free    state = iota
+	waiting       // sent, and neither answered nor given up
+	decided       // in time; its stream has not ended yet
 )
 
 // call is a stream that the caller still has.
@@ -38,88 +38,91 @@ const callSlots = 1 << 16
 // that is to be overloaded.
 type conn struct {
 	tcp      net.Conn
+	in       *bufio.Reader
 	patience time.Duration
 	fields   [][2]string   // of each call's headers
 	traced   bool          // and a traceparent of its own
 	head     []byte        // the header block of all calls but the first, if they are not traced
 	more     chan struct{} // a call has ended
+	ended    chan struct{}
 
 	mu          sync.Mutex
-	err         error          // guarded by mu: why it reads no more
-	next        uint32         // guarded by mu: the id of the next stream
-	oldest      uint32         // guarded by mu: no older stream waits
-	calls       []call         // guarded by mu: by id
-	outstanding int            // guarded by mu
-	most        int            // guarded by mu: outstanding calls, by our own bound and the server's
-	window      int64          // guarded by mu: bytes that may be sent
-	out         bytes.Buffer   // guarded by mu: frames to be written
-	frames      *http2.Framer  // guarded by mu: into out
-	block       bytes.Buffer   // guarded by mu: the header block that was encoded last
-	encoder     *hpack.Encoder // guarded by mu: into block
-	tally       *tally         // guarded by mu
+	err         error          // guarded by mu, as all below: why it reads no more
+	next        uint32         // the id of the next stream
+	oldest      uint32         // no older stream waits
+	calls       []call         // by id
+	outstanding int            //
+	most        int            // outstanding calls, by our own bound and the server's
+	window      int64          // bytes that may be sent
+	out         bytes.Buffer   // frames to be written
+	frames      *http2.Framer  // into out
+	block       bytes.Buffer   // the header block that was encoded last
+	encoder     *hpack.Encoder // into block
+	tally       *outcomes
 
 	writing sync.Mutex // held while frames are written
-	ended   chan struct{}
 }
 
-// open connects, and waits for the server's settings. Calls on the connection wait
+// dial connects, and waits for the server's settings. Calls on the connection wait
 // as long as patience; at most most are outstanding; if they are traced, no two have
 // the same headers.
-func open(address string, most int, patience time.Duration, traced bool) (*conn, error) {
+func dial(address string, most int, patience time.Duration, traced bool) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", address, err)
 	}
 	c := &conn{
-		tcp: tcp, patience: patience, next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535,
-		tally: newTally(), ended: make(chan struct{}), traced: traced, more: make(chan struct{}, 1),
+		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10), patience: patience, traced: traced,
+		more: make(chan struct{}, 1), ended: make(chan struct{}),
+		next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535, tally: newOutcomes(),
 	}
 	c.encoder, c.frames = hpack.NewEncoder(&c.block), http2.NewFramer(&c.out, nil)
 	c.fields = [][2]string{
 		{":method", "POST"},
 		{":scheme", "http"},
-		{":path", method},
+		{":path", rls.RateLimitService_ShouldRateLimit_FullMethodName},
 		{":authority", address},
 		{"te", "trailers"},
 		{"content-type", "application/grpc"},
 		{"grpc-timeout", fmt.Sprintf("%dm", patience.Milliseconds())},
 		{"user-agent", "sluice-bench"},
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.greetLocked(); err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("greeting %s: %w", address, err)
+	}
+	go c.read()
+	return c, nil
+}
+
+// greetLocked exchanges settings, and makes the first call: it names all fields, and every later one refers to them, as
+// all clients' do.
+func (c *conn) greetLocked() error {
 	c.out.WriteString(http2.ClientPreface)
 	// Writes into a buffer do not fail.
 	_ = c.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
 	_ = c.frames.WriteWindowUpdate(0, 1<<30)
-	c.mu.Lock()
-	err = c.flushLocked()
-	c.mu.Unlock()
+	if err := c.flushLocked(); err != nil {
+		return err
+	}
+	_ = c.tcp.SetReadDeadline(time.Now().Add(5 * time.Second))
+	f, err := http2.NewFramer(nil, c.in).ReadFrame()
 	if err != nil {
-		tcp.Close()
-		return nil, fmt.Errorf("greeting %s: %w", address, err)
+		return err
 	}
-	settled := make(chan struct{})
-	go c.read(settled)
-	select {
-	case <-settled:
-	case <-c.ended:
-	case <-time.After(5 * time.Second):
-		c.fail(errors.New("no settings within 5 s"))
-	}
-	if err := c.failed(); err != nil {
-		c.close()
-		return nil, fmt.Errorf("greeting %s: %w", address, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.addCallLocked(warmUp, time.Now())
-	if !traced {
+	_ = c.tcp.SetReadDeadline(time.Time{})
+	c.handleLocked(f) // a server's first frame has its settings
+	c.beginLocked(framed("warm-up"), time.Now())
+	if !c.traced {
 		c.head = bytes.Clone(c.headersLocked())
 	}
-	c.tally = newTally()
-	return c, c.flushLocked()
+	c.tally = newOutcomes()
+	return c.flushLocked()
 }
 
-// headersLocked is the header block of a call. The first of a connection names all fields,
-// and every later one refers to them, as all clients' do.
+// headersLocked is the header block of a call.
 func (c *conn) headersLocked() []byte {
 	c.block.Reset()
 	for _, f := range c.fields {
@@ -136,30 +139,11 @@ func (c *conn) close() {
 	<-c.ended
 }
 
-func (c *conn) failed() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
-
-func (c *conn) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err == nil {
-		c.err = err
-	}
-}
-
-// begin adds a call to the pending writes, if it may be sent now.
+// beginLocked adds a call to the pending writes, if it may be sent now.
 func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
 	}
-	c.addCallLocked(message, intended)
-	return true
-}
-
-func (c *conn) addCallLocked(message []byte, intended time.Time) {
 	head := c.head
 	if head == nil {
 		head = c.headersLocked()
@@ -171,22 +155,24 @@ func (c *conn) addCallLocked(message []byte, intended time.Time) {
 	c.window -= int64(len(message))
 	c.calls[id/2%callSlots] = call{id: id, state: waiting, intended: intended}
 	c.outstanding++
-	c.tally.Sent++
+	c.tally.sent++
+	return true
 }
 
 // giveUpLocked cancels the calls whose callers wait no longer.
 func (c *conn) giveUpLocked(now time.Time) {
 	for ; c.oldest < c.next; c.oldest += 2 {
 		w := &c.calls[c.oldest/2%callSlots]
-		if w.id == c.oldest && w.state == waiting {
-			if now.Sub(w.intended) <= c.patience {
-				return
-			}
-			w.state = free
-			c.outstanding--
-			c.tally.GivenUp++
-			_ = c.frames.WriteRSTStream(w.id, http2.ErrCodeCancel)
+		if w.id != c.oldest || w.state != waiting {
+			continue
 		}
+		if now.Sub(w.intended) <= c.patience {
+			return
+		}
+		w.state = free
+		c.outstanding--
+		c.tally.givenUp++
+		_ = c.frames.WriteRSTStream(w.id, http2.ErrCodeCancel)
 	}
 }
 
@@ -206,21 +192,23 @@ func (c *conn) flushLocked() error {
 }
 
 // read handles what the server says until the connection ends.
-func (c *conn) read(settled chan struct{}) {
+func (c *conn) read() {
 	defer close(c.ended)
-	in := bufio.NewReaderSize(c.tcp, 256<<10)
-	frames := http2.NewFramer(nil, in)
+	frames := http2.NewFramer(nil, c.in)
 	frames.SetReuseFrames()
 	for {
 		f, err := frames.ReadFrame()
-		if err != nil {
-			c.fail(err)
-			return
+		c.mu.Lock()
+		ended := err == nil && c.handleLocked(f)
+		if err == nil && c.in.Buffered() == 0 {
+			err = c.flushLocked()
 		}
-		ended, reply := c.handle(f)
-		if _, ok := f.(*http2.SettingsFrame); ok && settled != nil {
-			close(settled)
-			settled = nil
+		if c.err == nil {
+			c.err = err
+		}
+		c.mu.Unlock()
+		if err != nil {
+			return
 		}
 		if ended {
 			select {
@@ -228,31 +216,19 @@ func (c *conn) read(settled chan struct{}) {
 			default:
 			}
 		}
-		if reply && in.Buffered() == 0 {
-			c.mu.Lock()
-			err := c.flushLocked()
-			c.mu.Unlock()
-			if err != nil {
-				c.fail(err)
-				return
-			}
-		}
 	}
 }
 
-// handle takes one frame. ended says that a call has; reply, that there is
-// something to write.
-func (c *conn) handle(f http2.Frame) (ended, reply bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// handleLocked takes one frame, and reports whether it has ended a call.
+func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 	id := f.Header().StreamID
 	switch f := f.(type) {
 	case *http2.DataFrame:
 		c.answeredLocked(id, time.Now())
 	case *http2.HeadersFrame:
-		return f.StreamEnded() && c.endedLocked(id), false
+		return f.StreamEnded() && c.endedLocked(id)
 	case *http2.RSTStreamFrame:
-		return c.endedLocked(id), false
+		return c.endedLocked(id)
 	case *http2.WindowUpdateFrame:
 		if id == 0 {
 			c.window += int64(f.Increment)
@@ -260,7 +236,6 @@ func (c *conn) handle(f http2.Frame) (ended, reply bool) {
 	case *http2.PingFrame:
 		if !f.IsAck() {
 			_ = c.frames.WritePing(true, f.Data)
-			return false, true
 		}
 	case *http2.SettingsFrame:
 		if !f.IsAck() {
@@ -268,7 +243,6 @@ func (c *conn) handle(f http2.Frame) (ended, reply bool) {
 				c.most = min(c.most, int(most))
 			}
 			_ = c.frames.WriteSettingsAck()
-			return false, true
 		}
 	case *http2.GoAwayFrame:
 		c.most = 0 // no more calls
@@ -276,7 +250,7 @@ func (c *conn) handle(f http2.Frame) (ended, reply bool) {
 			c.err = fmt.Errorf("the server ended the connection: %v", f)
 		}
 	}
-	return false, false
+	return false
 }
 
 // answeredLocked takes the message of an answer: the call is decided.
@@ -285,14 +259,14 @@ func (c *conn) answeredLocked(id uint32, now time.Time) {
 	if w.id != id || w.state != waiting {
 		return
 	}
-	w.state = answered
+	w.state = decided
 	took := now.Sub(w.intended)
 	if took > c.patience {
-		c.tally.GivenUp++ // the caller had, and has only not said so yet
+		c.tally.givenUp++ // the caller had, and has only not said so yet
 		return
 	}
-	c.tally.Answered++
-	_ = c.tally.latency.RecordValue(max(1, took.Microseconds()))
+	c.tally.answered++
+	c.tally.latency.record(took)
 }
 
 // endedLocked ends a stream. Without a message before, the call was refused.
@@ -302,7 +276,7 @@ func (c *conn) endedLocked(id uint32) bool {
 		return false
 	}
 	if w.state == waiting {
-		c.tally.Refused++
+		c.tally.refused++
 	}
 	w.state = free
 	c.outstanding--

@@ -1,10 +1,8 @@
-package store
+package bench
 
 import (
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,26 +13,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/bench/caller"
-	"github.com/sluice-gate/sluice/bench/process"
 )
-
-func built(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("builds and starts programs")
-	}
-	binary := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
-	return binary
-}
 
 // Real nodes, asked in turn: a peek at a small limit shows what is left in all, and all that is left is admitted.
 func TestSmallLimitsOfAFleet(t *testing.T) {
 	t.Parallel()
 	const nodes, most = 3, 59
-	binary := built(t)
 	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
 		name, _, alone := strings.Cut(mode, " ")
 		var rules strings.Builder
@@ -42,15 +26,7 @@ func TestSmallLimitsOfAFleet(t *testing.T) {
 		for limit := 1; limit <= most; limit++ {
 			fmt.Fprintf(&rules, "  - {key: %s, value: \"%d\", coordination: {mode: %s, store_deadline: 1s}, rate_limit: {unit: year, requests_per_unit: %d}}\n", entry, limit, name, limit)
 		}
-		open := func() (*process.Fleet, error) { return Open(binary, rules.String(), nodes, 0) }
-		if alone {
-			open = func() (*process.Fleet, error) { return process.StartFleet(binary, rules.String(), nodes) }
-		}
-		f, err := open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Stop()
+		f := fleet(t, !alone, rules.String(), nodes)
 		ask := func(limit, hits int) (bool, int) {
 			r := caller.Request(domain, entry, fmt.Sprint(limit))
 			r.Descriptors[0].HitsAddend = wrapperspb.UInt64(uint64(hits))
@@ -79,11 +55,7 @@ func TestRequestsInFlightByRefunds(t *testing.T) {
 	t.Parallel()
 	const nodes, limit, callers, length = 3, 10, 24, 3 * time.Second
 	rules := fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: %s, coordination: {store_deadline: 1s}, rate_limit: {unit: year, requests_per_unit: %d}}\n", domain, entry, limit)
-	f, err := Open(built(t), rules, nodes, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Stop()
+	f := fleet(t, true, rules, nodes)
 	ask := func(refund bool) bool {
 		r := caller.Request(domain, entry, "k")
 		r.Descriptors[0].HitsAddend, r.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(1), refund
