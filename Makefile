@@ -172,7 +172,7 @@ exhaust: ## visit every state of small fleets, for some minutes; docs/explain/pr
 
 # An hour without PACKAGE; with it, some seconds for each fault. docs/explain/proof.md says how to read it.
 GREMLINS := $(GO) run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
-mutants: deps ## run the core's tests with each bug by hand, or those of PACKAGE (such as approx) with each small fault
+mutants: deps ## run the core's tests with each bug by hand, or those of a PACKAGE, such as approx, with each small fault
 	@if [ -z "$(PACKAGE)" ]; then $(GO) test -count=1 -v -timeout 0 ./bench/mutants -run '^TestBugsByHandAreFound$$' -hunt .; else \
 	  mkdir -p .cache && $(GREMLINS) unleash ./$(PACKAGE) --timeout-coefficient 10 -o .cache/mutants.json && \
 	  $(GO) test -count=1 -v ./bench/mutants -run '^TestSmallFaultsAreFound$$' -survivors $(PACKAGE)=$(CURDIR)/.cache/mutants.json; fi

@@ -186,7 +186,7 @@ func TestBeyondTheBound(t *testing.T) {
 	}
 }
 
-// The figures of a row are the medians of its rounds, beside the most of some. Problems are all kept.
+// The figures of a row are the medians of its rounds, and for some also the most. Problems are all kept.
 func TestMediansOfRounds(t *testing.T) {
 	r := ofRounds([]Measured{{Mode: "leasing", CPU: 30, Asked: 7, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, Asked: 5, P99: 2, Problem: "two"}})
 	if r.CPU != 20 || r.MostCPU != 30 || r.Asked != 5 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" || r.Mode != "leasing" {
@@ -298,7 +298,7 @@ func TestAskGubernator(t *testing.T) {
 }
 
 // Two servers are called, while the streams of another report.
-func TestCostBesideStreams(t *testing.T) {
+func TestBeside(t *testing.T) {
 	t.Parallel()
 	r, page := sluicetest.Measure[*CostReport](t, &CostOptions{
 		Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10, Streams: 250, Buckets: 3, Reports: 500,

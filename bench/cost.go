@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/ring"
 )
 
-// CostOptions are a call's CPU, beside that of an empty server of the same protocol. The same client drives both, in turn.
+// CostOptions compare the CPU of a call with that of an empty server of the same protocol. The same client drives both,
+// in turn.
 type CostOptions struct {
 	report.Setup
 	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
@@ -125,7 +126,7 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	return o.report(servers, streams), streams.err()
 }
 
-// report has what each server cost, beside others.
+// report has the cost of each server, as a part of others.
 func (o *CostOptions) report(servers []*contender, streams *reporters) *CostReport {
 	r := &CostReport{}
 	note := func(format string, values ...any) { r.notes = append(r.notes, fmt.Sprintf(format, values...)) }

@@ -31,6 +31,6 @@
 //
 // # One server: cost and keys
 //
-// The processor time of a call beside that of an empty server, also beside streams of quotas, and the memory and the
-// limits of a server that gets ever new keys.
+// The processor time of a call is compared with that of an empty server, also while streams of quotas report. A server
+// that gets ever new keys shows its memory, its metrics and its limits.
 package bench

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 )
 
-// StoreOptions are what Redis does for a decision, beside asking it for each.
+// StoreOptions measure the work of Redis for a decision, in each mode and where each request asks it.
 type StoreOptions struct {
 	report.Setup
 	Nodes  []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`

@@ -69,7 +69,6 @@ var denied = regexp.MustCompile(`^(?:\*\*)?(?:What is not promised|Not (?:promis
 var notPromises = map[string]string{
 	"docs/reference/settings.md":        "generated from the help; TestSettingsPage holds it",
 	"docs/reference/protocol.md":        "TestPageExamples and its neighbours hold it, rule by rule",
-	"docs/explain/proof.md":             "for contributors: tools, and how they work",
 	"docs/explain/peers.md":             "for developers; the tests of packages routing and leasing, and histories, play its rules",
 	"docs/reference/dependencies.md":    "TestDependencies holds the table; who can choose what a module parses is an opinion",
 	"docs/adr/README.md":                "for contributors; docs/reference/protocol.md and pages have the promises",

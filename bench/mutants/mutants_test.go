@@ -85,8 +85,8 @@ func run(t *testing.T, program *plant.Binary, bug string) ([]byte, error) {
 	return program.Command(t.Context(), bug, "-test.short", "-test.failfast", "-test.timeout", "5m").CombinedOutput()
 }
 
-// equivalents reads equivalent.txt: entries with an empty line between, each the file and function of a line, the line
-// after -, the line that does the same after +, and the reason after =.
+// equivalents reads equivalent.txt: entries with an empty line between. Each has the file and function of a line, then
+// the line (-), one that does the same (+), and the reason (=).
 func equivalents(t *testing.T) (all [][]string) {
 	t.Helper()
 	text, err := os.ReadFile("equivalent.txt")
@@ -139,7 +139,7 @@ func nameOf(fn *ast.FuncDecl) string {
 // enough is the percentage of small faults that tests of a package must find. Others may find more.
 const enough = 85
 
-// The tests of a package find most of what go-gremlins plants, without the lines of equivalent.txt. The rest is told.
+// The tests of a package find most of what go-gremlins plants, without the lines of equivalent.txt. The log has the rest.
 func TestSmallFaultsAreFound(t *testing.T) {
 	dir, file, ok := strings.Cut(*survivors, "=")
 	if !ok {
