@@ -165,7 +165,8 @@ func TestBeyondTheBound(t *testing.T) {
 		problem string
 	}{
 		{
-			Measured{Over: 16, Declared: 15, Fallbacks: map[string]int64{"deadline": 4}}, struck, leasing,
+			Measured{Over: 16, Declared: 15, Fallbacks: map[string]int64{"deadline": 4}},
+			struck, leasing,
 			"16 over the limit of 300, and 15 are declared while the store answers in time; decisions without it: map[deadline:4]",
 		},
 		{Measured{Over: 15, Declared: 15}, struck, leasing, ""},
