@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: exercise regions quiet h2spec attack troubles outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: exercise regions quiet h2spec attack troubles outages kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-peers bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 DAILY := help run redis deps test check format settings dashboards manifests proto
 
@@ -77,7 +77,6 @@ test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says fir
 	@$(PROGRESS) $(TOOL) gotestsum --format standard-quiet --jsonfile .cache/tests.json -- -vet=off -timeout 30m ./cmd/sluice ./...
 	@echo "the ten slowest tests:"; $(TOOL) gotestsum tool slowest --jsonfile .cache/tests.json --num 10 --threshold 1s
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
-	@$(PROGRESS) cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
 	@$(PROGRESS) cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz
 
@@ -160,7 +159,7 @@ quiet: deps ## no alert and no problem of a console in QUIET (1h) of loads and t
 
 outages: deps $(LAB) ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
 	$(LAB) sim outages --count $(OUTAGES)
-	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench/store -outages $(KILLS)
+	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench -outages $(KILLS)
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else
 	$(GO) test -count=1 -v -parallel 1 -timeout 60m -run '^TestHostile' ./cmd/sluice -attack-judge
@@ -173,13 +172,12 @@ linear: deps ## record SEEDS (20) histories of each kind of real fleet, and chec
 exhaust: ## visit every state of small fleets, for some minutes; docs/explain/proof.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaustive' ./leasing/account -exhaust 1
 
-# FILES='leasing/*.go' takes a part; docs/explain/proof.md says how to read it.
-BUDGET ?= 60m
-mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
-	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
-
-files: redis ## the source files that run for a decision, from a lease and with a claim at Redis
-	$(GO) run -cover -covermode atomic -coverpkg ./... ./bench/files
+# An hour without PACKAGE; with it, some seconds for each fault. docs/explain/proof.md says how to read it.
+GREMLINS := $(GO) run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
+mutants: deps ## run the core's tests with each bug by hand, or those of a PACKAGE, such as approx, with each small fault
+	@if [ -z "$(PACKAGE)" ]; then $(GO) test -count=1 -v -timeout 0 ./bench/mutants -run '^TestBugsByHandAreFound$$' -hunt .; else \
+	  mkdir -p .cache && $(GREMLINS) unleash ./$(PACKAGE) --timeout-coefficient 10 -o .cache/mutants.json && \
+	  $(GO) test -count=1 -v ./bench/mutants -run '^TestSmallFaultsAreFound$$' -survivors $(PACKAGE)=$(CURDIR)/.cache/mutants.json; fi
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench

@@ -3,10 +3,12 @@ package bench
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/caller"
@@ -14,13 +16,10 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/routing/ring"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/cespare/xxhash/v2"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
-// CostOptions are how Cost measures.
+// CostOptions compare the CPU of a call with that of an empty server of the same protocol. The same client drives both,
+// in turn.
 type CostOptions struct {
 	report.Setup
 	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
@@ -46,28 +45,21 @@ func (*CostOptions) Examples() string {
 type ServerCost struct {
 	Name       string  `json:"name" col:"server"`
 	Calls      int64   `json:"calls" col:"calls"`
-	Errors     int64   `json:"errors"`
 	CPUPerCall float64 `json:"cpu_us_per_call" col:"CPU a call|%.2f us"`
 	Least      float64 `json:"cpu_us_per_call_least_of_rounds" col:"least"`
 	Most       float64 `json:"cpu_us_per_call_most_of_rounds" col:"most of rounds"`
 	PerSecond  float64 `json:"calls_per_second" col:"calls/s|%.0f"`
 	P50        float64 `json:"latency_p50_us" col:"p50|%.0f us"`
 	P99        float64 `json:"latency_p99_us" col:"p99|%.0f us"`
+	Ratio      float64 `json:"cpu_ratio"` // to the empty server's
+	Problem    string  `json:"problem,omitempty"`
 }
 
-// CostReport compares the service with the empty server.
+// CostReport compares servers with the first, which is empty.
 type CostReport struct {
-	Empty  ServerCost `json:"empty"`
-	Sluice ServerCost `json:"sluice"`
-	Ratio  float64    `json:"cpu_ratio"`
-	// Forwarded is of a node whose keys another one owns, the processor time of
-	// both together.
-	Forwarded      *ServerCost `json:"forwarded,omitempty"`
-	ForwardedRatio float64     `json:"forwarded_cpu_ratio,omitempty"`
-	// Beside is of a node with streams, without what these take alone.
-	Beside  *ServerCost `json:"with_streams,omitempty"`
-	Streams StreamCost  `json:"streams,omitzero"`
-	options *CostOptions
+	Servers []ServerCost `json:"servers"`
+	Streams StreamCost   `json:"streams,omitzero"`
+	notes   []string
 }
 
 // costRules limit nothing that is sent.
@@ -84,18 +76,22 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 36000}
 `
 
-// Measure implements [report.Measurement]. It drives this service and an empty server of the same protocol in turn,
-// by the same client, and compares the processor time each uses for a call.
+const (
+	forwarding  = "sluice, forwarding" // two nodes together; the other one owns the keys
+	withStreams = "sluice, with streams"
+)
+
+// Measure implements [report.Measurement].
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
 	}
-	servers := []*contender{{name: "empty gRPC server", keys: o.Keys}, {name: "sluice", nodes: 1, keys: o.Keys}}
+	servers := []*contender{{name: "empty gRPC server"}, {name: "sluice", nodes: 1}}
 	if o.Forwarded {
-		servers = append(servers, &contender{name: "sluice, forwarding", nodes: 2, keys: o.Keys})
+		servers = append(servers, &contender{name: forwarding, nodes: 2})
 	}
 	if o.Streams > 0 {
-		servers = append(servers, &contender{name: "sluice, with streams", nodes: 1, keys: o.Keys})
+		servers = append(servers, &contender{name: withStreams, nodes: 1})
 	}
 	for _, c := range servers {
 		defer c.stop()
@@ -103,64 +99,88 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 			return nil, err
 		}
 	}
-	beside := &reporters{}
+	streams := &reporters{}
 	if o.Streams > 0 {
 		var err error
-		beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports)
+		streams, err = openReporters(ctx, servers[len(servers)-1], o)
 		if err != nil {
 			return nil, err
 		}
-		defer beside.close()
+		defer streams.close()
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, o, o.Round); err != nil {
+		if err := c.round(ctx, o); err != nil {
 			return nil, err
 		}
-		c.rounds = c.rounds[:0]
+		c.rounds = nil
 	}
-	for i := range o.Rounds {
-		o.Tell(o.Rounds, "rounds")
-		for n := range servers { // none is always the one after another
-			c := servers[(i+n)%len(servers)]
-			if err := beside.alone(c, func() error { return c.round(ctx, o, o.Round) }); err != nil {
-				return nil, err
-			}
+	err := inTurn(o.Rounds, len(servers), func(_, i int) error {
+		if i == 0 {
+			o.Tell(o.Rounds, "rounds")
+		}
+		return streams.meanwhile(servers[i], func() error { return servers[i].round(ctx, o) })
+	})
+	if err != nil {
+		return nil, err
+	}
+	return o.report(servers, streams), streams.err()
+}
+
+// report has the cost of each server, as a part of others.
+func (o *CostOptions) report(servers []*contender, streams *reporters) *CostReport {
+	r := &CostReport{}
+	note := func(format string, values ...any) { r.notes = append(r.notes, fmt.Sprintf(format, values...)) }
+	for _, c := range servers {
+		s, most := c.cost(0), 0.0
+		switch c.name {
+		case forwarding:
+			most = o.MaxForward
+		case withStreams: // without what these take alone
+			r.Streams = streams.cost()
+			s = c.cost(r.Streams.Cores)
+		case "sluice":
+			most = o.MaxRatio
+		}
+		r.Servers = append(r.Servers, s)
+		is, sluice := &r.Servers[len(r.Servers)-1], &r.Servers[min(1, len(r.Servers)-1)]
+		is.Ratio = is.CPUPerCall / r.Servers[0].CPUPerCall
+		if most > 0 && !(is.Ratio <= most) {
+			is.Problem = fmt.Sprintf("the ratio is %.2f, must be at most %v", is.Ratio, most)
+		}
+		switch c.name {
+		case "sluice":
+			note("sluice uses %.2f times the server CPU of the empty server", is.Ratio)
+		case forwarding:
+			note("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", is.Ratio, is.P99/sluice.P99)
+		case withStreams:
+			note("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much",
+				is.CPUPerCall/sluice.CPUPerCall, is.P50/sluice.P50, is.P99/sluice.P99)
+			note("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores of their server", r.Streams.Sent, r.Streams.Answers, r.Streams.Cores)
 		}
 	}
-	r := &CostReport{options: o, Empty: servers[0].cost(0), Sluice: servers[1].cost(0)}
-	r.Ratio = r.Sluice.CPUPerCall / r.Empty.CPUPerCall
-	if o.Forwarded {
-		f := servers[2].cost(0)
-		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
-	}
-	if o.Streams > 0 {
-		r.Streams = beside.cost()
-		b := beside.server.cost(r.Streams.Cores)
-		r.Beside = &b
-	}
-	return r, beside.err()
+	return r
+}
+
+// Page implements [report.Result].
+func (r *CostReport) Page() *report.Page {
+	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", r.Servers, r.notes...)}}
 }
 
 // contender is one of the servers, and what its rounds measured.
 type contender struct {
 	name   string
-	nodes  int // of Sluice; 0: the empty server
-	keys   int
+	nodes  int            // of Sluice; 0: the empty server
 	fleet  *process.Fleet // the first is driven, and the processor time of all counts
 	pool   caller.Pool    // connections to the first
 	bytes  [][]byte       // requests
-	rounds []costRound
+	rounds []*costRound
 }
 
 // costRound is what one round of load saw.
 type costRound struct {
-	calls, errors int64
-	first         error
-	took, cpu     time.Duration
-	latency       *hdrhistogram.Histogram // nanoseconds, from when a call was due
+	calls
+	took, cpu time.Duration
 }
-
-func newLatency() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(10*time.Second), 3) }
 
 // start starts its servers, connects to the first, and prepares requests. Of two nodes, the other owns their keys.
 func (c *contender) start(o *CostOptions) (err error) {
@@ -171,13 +191,13 @@ func (c *contender) start(o *CostOptions) (err error) {
 		c.fleet, err = process.StartFleet(o.Binary, costRules, c.nodes)
 	}
 	for i := 0; i < o.Connections && err == nil; i++ {
-		err = c.pool.Add(c.fleet.Nodes[0].Address, raw())
+		err = c.pool.Add(c.fleet.Nodes[0].Address, caller.Raw())
 	}
 	if err != nil {
 		return err
 	}
 	owners := ring.New(c.fleet.Peers)
-	for i := 0; len(c.bytes) < c.keys; i++ {
+	for i := 0; len(c.bytes) < o.Keys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
 		if c.nodes < 2 || owners.Owner(xxhash.Sum64String(value)) == c.fleet.Peers[1] {
 			c.bytes = append(c.bytes, caller.Encoded(caller.Request("bench", "generic_key", "api", "api_key", value)))
@@ -193,104 +213,50 @@ func (c *contender) stop() {
 	}
 }
 
-func (c *contender) round(ctx context.Context, o *CostOptions, length time.Duration) error {
-	var r costRound
-	cpu, err := process.Spent(c.fleet, func() error {
-		r = c.calls(ctx, o, length)
-		if r.errors > 0 || r.calls == 0 {
-			return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.errors, r.calls, r.first)
-		}
-		return nil
-	})
-	r.cpu = cpu
-	c.rounds = append(c.rounds, r)
-	return err
-}
-
 // fastest is more calls a second than one caller of a closed loop makes.
 const fastest = 100_000
 
-// calls makes the calls of a round, in a closed loop or at a rate.
-func (c *contender) calls(ctx context.Context, o *CostOptions, length time.Duration) costRound {
-	r := costRound{latency: newLatency()}
-	var mu sync.Mutex
+// round makes the calls of a round, in a closed loop or at a rate.
+func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
+	r := &costRound{calls: calls{latency: newLatencies()}}
 	start := time.Now()
-	call := func(q load.Request, intended time.Time) {
-		var size int
-		err := c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[q.Key], &size)
-		took := time.Since(intended)
-		mu.Lock()
-		defer mu.Unlock()
-		r.calls++
-		if err != nil {
-			r.errors, r.first = r.errors+1, err
-			return
-		}
-		_ = r.latency.RecordValue(took.Nanoseconds())
-	}
-	l := load.Load{Rate: cmp.Or(o.Calls, fastest), Keys: len(c.bytes), Length: length}
+	callers := o.Callers
 	if o.Calls > 0 {
-		caller.Open(ctx, l, 1, start, call)
-	} else {
-		caller.Closed(ctx, o.Callers, l, 1, start, call)
+		callers = 0
 	}
+	r.cpu, err = process.Spent(c.fleet, func() error {
+		l := load.Load{Rate: cmp.Or(o.Calls, fastest), Keys: len(c.bytes), Length: o.Round}
+		drive(ctx, callers, l, 1, start, func(q load.Request, intended time.Time) {
+			var answer []byte
+			err := c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[q.Key], &answer)
+			r.add(time.Since(intended), err)
+		})
+		return nil
+	})
 	r.took = time.Since(start)
-	return r
+	if r.failed > 0 || r.asked == 0 {
+		return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.failed, r.asked, r.lastErr)
+	}
+	c.rounds = append(c.rounds, r)
+	return err
 }
 
 // cost is what its calls cost, without the cores that it uses for something else.
 func (c *contender) cost(cores float64) ServerCost {
 	s := ServerCost{Name: c.name}
-	latency := newLatency()
+	latency := newLatencies()
 	var cpu, took time.Duration
-	for i, r := range c.rounds {
-		r.cpu -= time.Duration(cores * float64(r.took))
-		one := float64(r.cpu.Nanoseconds()) / 1e3 / float64(r.calls)
-		if i == 0 || one < s.Least {
-			s.Least = one
-		}
-		s.Most = max(s.Most, one)
-		s.Calls += r.calls
-		s.Errors += r.errors
-		cpu += r.cpu
+	var each []float64
+	for _, r := range c.rounds {
+		own := r.cpu - time.Duration(cores*float64(r.took))
+		each = append(each, micros(own, r.asked))
+		s.Calls += r.asked
+		cpu += own
 		took += r.took
-		latency.Merge(r.latency)
+		latency.Merge(r.latency.Histogram)
 	}
-	s.CPUPerCall = float64(cpu.Nanoseconds()) / 1e3 / float64(s.Calls)
+	s.Least, s.Most, s.CPUPerCall = slices.Min(each), slices.Max(each), micros(cpu, s.Calls)
 	s.PerSecond = float64(s.Calls) / took.Seconds()
-	s.P50 = float64(latency.ValueAtQuantile(50)) / 1e3
-	s.P99 = float64(latency.ValueAtQuantile(99)) / 1e3
+	s.P50, s.P99 = micros(latency.at(50), 1), micros(latency.at(99), 1)
 	return s
-}
-
-// Page implements [report.Result].
-func (r *CostReport) Page() *report.Page {
-	servers := []ServerCost{r.Empty, r.Sluice}
-	notes := []string{fmt.Sprintf("sluice uses %.2f times the server CPU of the empty server", r.Ratio)}
-	if r.Forwarded != nil {
-		servers = append(servers, *r.Forwarded)
-		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99))
-	}
-	if r.Beside != nil {
-		servers = append(servers, *r.Beside)
-		notes = append(notes,
-			fmt.Sprintf("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much",
-				r.Beside.CPUPerCall/r.Sluice.CPUPerCall, r.Beside.P50/r.Sluice.P50, r.Beside.P99/r.Sluice.P99),
-			fmt.Sprintf("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores of their server", r.Streams.Sent, r.Streams.Answers, r.Streams.Cores))
-	}
-	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", servers, notes...)}}
-}
-
-// Problems are ratios above what the options allow.
-func (r *CostReport) Problems() error {
-	var all []error
-	for _, x := range []struct {
-		what       string
-		ratio, max float64
-	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}} {
-		if x.max > 0 && !(x.ratio <= x.max) {
-			all = append(all, fmt.Errorf("%s is %.2f, must be at most %v", x.what, x.ratio, x.max))
-		}
-	}
-	return errors.Join(all...)
 }

@@ -7,16 +7,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/bench/caller"
-	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/bench/report"
-
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 )
 
-// KeysOptions are how Keys measures.
+// KeysOptions send ever new keys to one process, as an attacker would who invents them: values, values that statistics
+// name, limits of the request's own, and domains.
 type KeysOptions struct {
 	report.Setup
 	Keys      int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
@@ -30,8 +31,7 @@ func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
 
 // KeysReport is what was seen on the way.
 type KeysReport struct {
-	Points    []KeysPoint `json:"points"`
-	MaxMemory int         `json:"max_memory_mib"`
+	Points []KeysPoint `json:"points"`
 }
 
 // KeysPoint is the measurement after so many distinct keys.
@@ -40,33 +40,12 @@ type KeysPoint struct {
 	PeakMemory int    `json:"peak_memory_mib" col:"peak memory|%d MiB"` // resident
 	Series     int    `json:"metric_lines" col:"metric lines"`          // of /metrics
 	Known      string `json:"known_key" col:"known key"`                // what became of the one whose budget was used up
+	Problem    string `json:"problem,omitempty"`
 }
-
-// stillLimited is what must become of it.
-const stillLimited = "still limited"
-
-// fewSeries may come after the first tenth of the keys: of what happens then for the
-// first time. A series for each key, or for one in a hundred, would be more.
-const fewSeries = 50
 
 // Page implements [report.Result].
 func (r *KeysReport) Page() *report.Page {
 	return &report.Page{Title: "Ever new keys", Tables: []report.Table{report.Rows("", r.Points)}}
-}
-
-// Problems are memory beyond its bound, a limited key that was admitted, and metrics that grow.
-func (r *KeysReport) Problems() error {
-	for i, p := range r.Points {
-		switch {
-		case p.Known != stillLimited:
-			return fmt.Errorf("after %d keys the known key was admitted beyond its limit", p.Keys)
-		case p.PeakMemory > r.MaxMemory:
-			return fmt.Errorf("after %d keys it had used %d MiB, more than --max-memory %d", p.Keys, p.PeakMemory, r.MaxMemory)
-		case i > 1 && p.Series > r.Points[1].Series+fewSeries:
-			return fmt.Errorf("after %d keys there were %d lines of metrics, %d after %d", p.Keys, p.Series, r.Points[1].Series, r.Points[1].Keys)
-		}
-	}
-	return nil
 }
 
 const keysRules = `domain: bench
@@ -81,10 +60,8 @@ descriptors:
 // keysBatch is how many descriptors a request carries.
 const keysBatch = 50
 
-// Measure implements [report.Measurement]. It sends ever new keys to one process, as an attacker would who
-// invents them: values, values that statistics name, limits of the request's own, and
-// domains. It looks now and then at its memory, at its metrics and at a key that
-// had used up its budget before.
+// Measure implements [report.Measurement]. It looks now and then at the server's memory, at its metrics and at a key
+// that had used up its budget before.
 func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
@@ -99,38 +76,27 @@ func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
 		return nil, err
 	}
 	defer fleet.Stop()
-	f := keysFlood{process: fleet.Nodes[0], client: rls.NewRateLimitServiceClient(fleet.Pool.Next())}
-	err = f.run(ctx, o)
-	return &KeysReport{f.points, o.MaxMemory}, err
-}
-
-type keysFlood struct {
-	process *process.Process
-	client  rls.RateLimitServiceClient
-	points  []KeysPoint
-}
-
-func (f *keysFlood) run(ctx context.Context, o *KeysOptions) error {
+	r := &KeysReport{}
 	for range 5 {
-		if _, err := f.send(ctx, known); err != nil {
-			return err
+		if _, err := send(ctx, fleet, known); err != nil {
+			return nil, err
 		}
 	}
-	if err := f.look(ctx, 0); err != nil {
-		return err
+	if err := o.look(ctx, r, fleet, 0); err != nil {
+		return nil, err
 	}
 	for sent := 0; sent < o.Keys; sent += keysBatch {
-		if _, err := f.send(ctx, invented(sent)); err != nil {
-			return err
+		if _, err := send(ctx, fleet, invented(sent)); err != nil {
+			return nil, err
 		}
 		if done := sent + keysBatch; done%(o.Keys/10/keysBatch*keysBatch) == 0 {
-			if err := f.look(ctx, done); err != nil {
-				return err
+			if err := o.look(ctx, r, fleet, done); err != nil {
+				return nil, err
 			}
 			o.Tell(10, fmt.Sprint(done, " keys"))
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // known is a request of the key that had used up its budget before.
@@ -157,33 +123,43 @@ func invented(sent int) *rls.RateLimitRequest {
 	return r
 }
 
-func (f *keysFlood) send(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	answer, err := f.client.ShouldRateLimit(ctx, r)
+	answer, err := rls.NewRateLimitServiceClient(f.Pool.Next()).ShouldRateLimit(ctx, r)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", f.process.Address, err)
+		return nil, fmt.Errorf("asking the node: %w", err)
 	}
 	return answer, nil
 }
 
-func (f *keysFlood) look(ctx context.Context, sent int) error {
-	answer, err := f.send(ctx, known)
+// fewSeries may come after the first tenth of the keys: of what happens then for the
+// first time. A series for each key, or for one in a hundred, would be more.
+const fewSeries = 50
+
+func (o *KeysOptions) look(ctx context.Context, r *KeysReport, f *process.Fleet, sent int) error {
+	answer, err := send(ctx, f, known)
 	if err != nil {
 		return err
 	}
-	peak, err := f.process.PeakMemory()
+	peak, err := f.Nodes[0].PeakMemory()
 	if err != nil {
 		return err
 	}
-	text, err := f.process.Ask("/metrics")
+	text, err := f.Nodes[0].Ask("/metrics")
 	if err != nil {
 		return err
 	}
-	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(text, "\n"), Known: "ADMITTED"}
-	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
-		p.Known = stillLimited
+	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(text, "\n"), Known: "still limited"}
+	switch {
+	case answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT:
+		p.Known = "ADMITTED"
+		p.Problem = fmt.Sprintf("after %d keys the known key was admitted beyond its limit", sent)
+	case p.PeakMemory > o.MaxMemory:
+		p.Problem = fmt.Sprintf("after %d keys it had used %d MiB, more than --max-memory %d", sent, p.PeakMemory, o.MaxMemory)
+	case len(r.Points) > 1 && p.Series > r.Points[1].Series+fewSeries:
+		p.Problem = fmt.Sprintf("after %d keys there were %d lines of metrics, %d after %d", sent, p.Series, r.Points[1].Series, r.Points[1].Keys)
 	}
-	f.points = append(f.points, p)
+	r.Points = append(r.Points, p)
 	return nil
 }

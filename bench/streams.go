@@ -26,18 +26,17 @@ type StreamCost struct {
 // reporters are streams of the quota service that report in turn, for as long as they live: the messages of
 // Envoys, without their decisions.
 type reporters struct {
-	server  *contender // nil: there are none
-	wires   caller.Pool
-	streams []grpc.ClientStream
-	reports [][]byte // of each group of streams
-	answers atomic.Int64
-	sent    atomic.Int64
-	ended   atomic.Pointer[error] // why the server has ended a stream
-	stop    context.CancelFunc
-	wg      sync.WaitGroup
-
-	spent, took time.Duration // by its server, while others were called
-	meanwhile   StreamCost    // sums in that time
+	server        *contender // nil: there are none
+	wires         caller.Pool
+	streams       []grpc.ClientStream
+	reports       [][]byte // of each group of streams
+	sent, answers atomic.Int64
+	ended         atomic.Pointer[error] // why the server has ended a stream
+	stop          context.CancelFunc
+	wg            sync.WaitGroup
+	// Sums of the time in which others were called.
+	spent, took       time.Duration
+	sentIn, answersIn int64
 }
 
 // sharing is how many streams share their buckets.
@@ -63,22 +62,22 @@ func reportOf(group, buckets int, elapsed time.Duration) []byte {
 
 // openReporters opens streams to a server, and has each send its first report. Each connection has a hundred streams,
 // so that what is measured is streams and not connections.
-func openReporters(ctx context.Context, server *contender, streams, buckets int, perSecond float64) (*reporters, error) {
+func openReporters(ctx context.Context, server *contender, o *CostOptions) (*reporters, error) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &reporters{server: server, stop: stop, streams: make([]grpc.ClientStream, streams)}
-	for range max(1, streams/sharing) {
-		if err := r.wires.Add(server.fleet.Nodes[0].Address, raw()); err != nil {
+	r := &reporters{server: server, stop: stop, streams: make([]grpc.ClientStream, o.Streams)}
+	for range max(1, o.Streams/sharing) {
+		if err := r.wires.Add(server.fleet.Nodes[0].Address, caller.Raw()); err != nil {
 			r.close()
 			return nil, err
 		}
 	}
 	var opening errgroup.Group
 	opening.SetLimit(64)
-	every := time.Duration(float64(streams) / perSecond * float64(time.Second)) // of each stream
-	for group := range (streams + sharing - 1) / sharing {
-		first := reportOf(group, buckets, 0)
-		r.reports = append(r.reports, reportOf(group, buckets, every))
-		for i := group * sharing; i < min(streams, (group+1)*sharing); i++ {
+	every := time.Duration(float64(o.Streams) / o.Reports * float64(time.Second)) // of each stream
+	for group := range (o.Streams + sharing - 1) / sharing {
+		first := reportOf(group, o.Buckets, 0)
+		r.reports = append(r.reports, reportOf(group, o.Buckets, every))
+		for i := group * sharing; i < min(o.Streams, (group+1)*sharing); i++ {
 			opening.Go(func() error { return r.open(ctx, i, first) })
 		}
 	}
@@ -86,7 +85,7 @@ func openReporters(ctx context.Context, server *contender, streams, buckets int,
 		r.close()
 		return nil, err
 	}
-	r.wg.Go(func() { r.send(ctx, perSecond) })
+	r.wg.Go(func() { r.send(ctx, o.Reports) })
 	return r, nil
 }
 
@@ -102,9 +101,9 @@ func (r *reporters) open(ctx context.Context, i int, first []byte) error {
 	}
 	r.streams[i] = stream
 	r.wg.Go(func() {
-		var size int
+		var answer []byte
 		for {
-			if err := stream.RecvMsg(&size); err != nil {
+			if err := stream.RecvMsg(&answer); err != nil {
 				if ctx.Err() == nil {
 					r.ended.Store(&err)
 				}
@@ -151,20 +150,21 @@ func (r *reporters) close() {
 	r.wires.Close()
 }
 
-// alone has a server be called. If that is another one, it measures what the streams take meanwhile.
-func (r *reporters) alone(called *contender, call func() error) error {
+// meanwhile has a server be called. If that is another one, it measures what the streams take meanwhile.
+func (r *reporters) meanwhile(called *contender, call func() error) error {
 	if r.server == nil || r.server == called {
 		return call()
 	}
 	sent, answers, began := r.sent.Load(), r.answers.Load(), time.Now()
 	spent, err := process.Spent(r.server.fleet, call)
-	r.spent, r.took = r.spent+spent, r.took+time.Since(began)
-	r.meanwhile.Sent += float64(r.sent.Load() - sent)
-	r.meanwhile.Answers += float64(r.answers.Load() - answers)
+	r.spent += spent
+	r.took += time.Since(began)
+	r.sentIn += r.sent.Load() - sent
+	r.answersIn += r.answers.Load() - answers
 	return err
 }
 
 func (r *reporters) cost() StreamCost {
 	took := r.took.Seconds()
-	return StreamCost{Sent: r.meanwhile.Sent / took, Answers: r.meanwhile.Answers / took, Cores: r.spent.Seconds() / took}
+	return StreamCost{Sent: float64(r.sentIn) / took, Answers: float64(r.answersIn) / took, Cores: r.spent.Seconds() / took}
 }

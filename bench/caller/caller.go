@@ -5,6 +5,7 @@ package caller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,13 +47,13 @@ func (p *Pool) Add(address string, more ...grpc.DialOption) error {
 func (p *Pool) Drop(address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, conn := range p.nodes {
-		if conn.Target() == "passthrough:///"+address {
+	p.nodes = slices.DeleteFunc(p.nodes, func(conn *grpc.ClientConn) bool {
+		is := conn.Target() == "passthrough:///"+address
+		if is {
 			time.AfterFunc(Timeout, func() { conn.Close() })
-			p.nodes = append(p.nodes[:i:i], p.nodes[i+1:]...)
-			return
 		}
-	}
+		return is
+	})
 }
 
 // Close ends all connections.

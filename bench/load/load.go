@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 )
@@ -38,12 +39,11 @@ func (s Shape) String() string { return Shapes[s] }
 
 // ParseShape returns the shape of that name.
 func ParseShape(name string) (Shape, error) {
-	for s, n := range Shapes {
-		if n == name {
-			return Shape(s), nil
-		}
+	i := slices.Index(Shapes[:], name)
+	if i < 0 {
+		return 0, fmt.Errorf("%q is not a shape of load: it is one of %s", name, strings.Join(Shapes[:], ", "))
 	}
-	return 0, fmt.Errorf("%q is not a shape of load: it is one of %s", name, strings.Join(Shapes[:], ", "))
+	return Shape(i), nil
 }
 
 // Load is demand, described.

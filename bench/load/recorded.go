@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,17 +31,17 @@ const mostRecorded = 20_000_000
 func ReadRecorded(in io.Reader) (*Recorded, error) {
 	r := recorder{seen: map[string]int{}}
 	buffered := bufio.NewReader(in)
-	start, err := buffered.Peek(1)
-	for err == nil && bytes.ContainsAny(start, " \t\r\n") {
-		_, _ = buffered.ReadByte()
-		start, err = buffered.Peek(1)
+	start, err := buffered.ReadByte()
+	for err == nil && strings.IndexByte(" \t\r\n", start) >= 0 {
+		start, err = buffered.ReadByte()
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, errors.New("the trace is empty")
-	case start[0] == '{':
+	}
+	_ = buffered.UnreadByte()
+	if start == '{' {
 		err = r.jsonLines(buffered)
-	default:
+	} else {
 		err = r.csv(buffered)
 	}
 	if err != nil {
@@ -60,7 +61,7 @@ type line struct {
 	Time json.RawMessage `json:"time"`
 	Key  string          `json:"key"`
 	Hits int64           `json:"hits"`
-	Node int             `json:"node"`
+	Node int64           `json:"node"`
 }
 
 func (r *recorder) jsonLines(in io.Reader) error {
@@ -112,26 +113,20 @@ func (r *recorder) csv(in io.Reader) error {
 		if len(row) < 2 || len(row) > 4 {
 			return fmt.Errorf("trace line %d has %d columns: they are time, key, hits and node, of which the last two may be left out", n, len(row))
 		}
-		hits, node := int64(1), -1
-		if len(row) > 2 {
-			hits, err = strconv.ParseInt(row[2], 10, 64)
+		numbers := [2]int64{1, -1}
+		for i, text := range row[2:] {
+			numbers[i], err = strconv.ParseInt(text, 10, 64)
 			if err != nil {
-				return fmt.Errorf("trace line %d: hits is %q, must be a whole number", n, row[2])
+				return fmt.Errorf("trace line %d: %s is %q, must be a whole number", n, [2]string{"hits", "node"}[i], text)
 			}
 		}
-		if len(row) > 3 {
-			node, err = strconv.Atoi(row[3])
-			if err != nil {
-				return fmt.Errorf("trace line %d: node is %q, must be a whole number", n, row[3])
-			}
-		}
-		if err := r.add(row[0], row[1], hits, node); err != nil {
+		if err := r.add(row[0], row[1], numbers[0], numbers[1]); err != nil {
 			return fmt.Errorf("trace line %d: %w", n, err)
 		}
 	}
 }
 
-func (r *recorder) add(when, key string, hits int64, node int) error {
+func (r *recorder) add(when, key string, hits, node int64) error {
 	at, err := parseWhen(when)
 	if err != nil {
 		return err
@@ -154,7 +149,7 @@ func (r *recorder) add(when, key string, hits int64, node int) error {
 		r.seen[key] = i
 		r.Keys = append(r.Keys, key)
 	}
-	r.Requests = append(r.Requests, Request{Key: i, Cost: hits, Node: node})
+	r.Requests = append(r.Requests, Request{Key: i, Cost: hits, Node: int(node)})
 	r.at = append(r.at, at)
 	return nil
 }

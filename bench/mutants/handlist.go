@@ -1,12 +1,13 @@
-package main
+// Package mutants tests the tests: its bugs by hand are planted one at a time, and the tests of the core must find each.
+//
+// `make mutants` runs this hunt, and go-gremlins, which plants small faults in a package. Its survivors are in
+// equivalent.txt where no test can find them. docs/explain/proof.md says how to handle another one.
+package mutants
 
 import "github.com/sluice-gate/sluice/bench/plant"
 
-// byHand is a hand-made fault.
+// byHand is a bug that a person has thought of.
 type byHand plant.Bug
-
-// byHandKind is the kind of such mutants.
-const byHandKind = "by hand"
 
 // Files of the lists below.
 const (
@@ -29,7 +30,7 @@ const (
 	serves   = "routing/serve.go"
 )
 
-// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those that histories must find
+// allByHand are important bugs that are easy to miss: wrong ideas, rather than slips. Those that histories must find
 // are in bench/sim.
 var allByHand = []byHand{
 	// The ledger's side of a key.

@@ -51,10 +51,10 @@ func NewFleet(binary, rules string, nodes int, shared bool, more ...string) (*Fl
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 	}
-	if shared {
-		return f, f.OpenRedis()
+	if !shared {
+		return f, nil
 	}
-	return f, nil
+	return f, f.OpenRedis()
 }
 
 // OpenRedis starts a Redis, which nodes that start from now on share. If that fails, nothing is left of the fleet.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,53 +23,48 @@ func CPUOf(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// Share is how the machine's processors are divided between a server and this
-// process, which drives it.
-type Share struct {
-	Server, Own int  // processors
-	Apart       bool // each has its own
-	server, own unix.CPUSet
+// Pause stops the process where it is, or has it go on.
+func (p *Process) Pause(on bool) error {
+	if on {
+		return p.Signal(syscall.SIGSTOP)
+	}
+	return p.Signal(syscall.SIGCONT)
 }
 
-// Divide gives half of the processors that this process may use to a server. This process uses only the
-// others until rejoin is called. A single processor is not divided.
-func Divide() (s *Share, rejoin func(), err error) {
-	var all unix.CPUSet
+// Divide starts a server with half of the processors that this process may use, and has this process use the others
+// until rejoin is called. A single processor is shared.
+func Divide(start func() error) (s Share, rejoin func(), err error) {
+	var all, server, own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, nil, fmt.Errorf("processors of this process: %w", err)
+		return s, nil, fmt.Errorf("processors of this process: %w", err)
 	}
-	s = &Share{Server: all.Count(), Own: all.Count(), server: all, own: all}
 	if all.Count() < 2 {
-		return s, func() {}, nil
+		return Share{Server: 1, Own: 1}, func() {}, start()
 	}
-	s.server.Zero()
-	s.own.Zero()
 	for cpu, n := 0, 0; n < all.Count(); cpu++ {
-		if !all.IsSet(cpu) {
+		switch {
+		case !all.IsSet(cpu):
 			continue
-		}
-		if n < all.Count()/2 {
-			s.server.Set(cpu)
-		} else {
-			s.own.Set(cpu)
+		case n < all.Count()/2:
+			server.Set(cpu)
+		default:
+			own.Set(cpu)
 		}
 		n++
 	}
-	s.Server, s.Own, s.Apart = s.server.Count(), s.own.Count(), true
+	s = Share{Server: server.Count(), Own: own.Count(), Apart: true}
+	err = bind(&server) // which the server inherits
+	if err == nil {
+		err = start()
+	}
+	if err == nil {
+		err = bind(&own)
+	}
 	procs := runtime.GOMAXPROCS(s.Own)
-	rejoin = func() {
-		runtime.GOMAXPROCS(procs)
-		_ = bind(&all) // as it was
-	}
-	if err := bind(&s.own); err != nil {
-		rejoin()
-		return nil, nil, err
-	}
-	return s, rejoin, nil
+	return s, func() { runtime.GOMAXPROCS(procs); _ = bind(&all) }, err
 }
 
-// bind has all threads of this process run on these processors, and those that they
-// start.
+// bind has all threads of this process run on these processors, and what they start.
 func bind(set *unix.CPUSet) error {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -84,16 +80,4 @@ func bind(set *unix.CPUSet) error {
 		}
 	}
 	return nil
-}
-
-// Start starts a server, which begins with the processors of the thread that starts
-// it.
-func (s *Share) Start(start func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.SchedSetaffinity(0, &s.server); err != nil {
-		return fmt.Errorf("binding the server to its processors: %w", err)
-	}
-	defer func() { _ = unix.SchedSetaffinity(0, &s.own) }() // as it was
-	return start()
 }

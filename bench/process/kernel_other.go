@@ -3,6 +3,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -14,17 +15,12 @@ func CPUOf(pid int) (time.Duration, error) {
 		pid, runtime.GOOS)
 }
 
-// Share is how the machine's processors are divided between a server and this
-// process, which drives it. Here they are not.
-type Share struct {
-	Server, Own int  // processors
-	Apart       bool // each has its own
+// Pause stops no process here: Windows has no signal for it.
+func (p *Process) Pause(bool) error {
+	return errors.New("a process is stopped, and goes on, only under Linux: measure there")
 }
 
-// Divide divides nothing: this system does not bind processes to processors.
-func Divide() (s *Share, rejoin func(), err error) {
-	return &Share{Server: runtime.NumCPU(), Own: runtime.NumCPU()}, func() {}, nil
+// Divide only starts the server: processes are not bound to processors here.
+func Divide(start func() error) (s Share, rejoin func(), err error) {
+	return Share{Server: runtime.NumCPU(), Own: runtime.NumCPU()}, func() {}, start()
 }
-
-// Start starts a server.
-func (s *Share) Start(start func() error) error { return start() }

@@ -22,6 +22,12 @@ type Process struct {
 	ended   chan struct{}
 }
 
+// Share is how the machine's processors are divided between a server and this process, which drives it.
+type Share struct {
+	Server, Own int
+	Apart       bool // each has its own
+}
+
 // Launch starts a command, and returns at once.
 func Launch(cmd *exec.Cmd) (*Process, error) {
 	if err := cmd.Start(); err != nil {
@@ -55,10 +61,11 @@ func StartWith(environment []string, binary, address string, args ...string) (*P
 	p.Address = address
 	err = p.UntilReady(func() bool {
 		conn, err := net.DialTimeout("tcp", address, time.Second)
-		if err == nil {
-			conn.Close()
+		if err != nil {
+			return false
 		}
-		return err == nil
+		conn.Close()
+		return true
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
@@ -68,23 +75,22 @@ func StartWith(environment []string, binary, address string, args ...string) (*P
 
 // UntilReady waits until it is ready, for half a minute at most. Of one that is not, nothing is left.
 func (p *Process) UntilReady(ready func() bool) error {
-	err := Until("it is ready", func() bool { return p.hasEnded() || ready() })
-	if err == nil && p.hasEnded() {
+	hasEnded := false
+	err := Until("it is ready", func() bool {
+		select {
+		case <-p.ended:
+			hasEnded = true
+		default:
+		}
+		return hasEnded || ready()
+	})
+	if hasEnded {
 		err = errors.New("it has ended")
 	}
 	if err != nil {
 		p.Stop()
 	}
 	return err
-}
-
-func (p *Process) hasEnded() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
 }
 
 // Stop interrupts it, and kills it if that takes long.
@@ -130,10 +136,7 @@ func (p *Process) Ask(path string) (string, error) {
 	}
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return "", fmt.Errorf("asking for %s: %w", path, err)
-	}
-	return string(text), nil
+	return string(text), err
 }
 
 // Metric is the number of the first of a node's metrics that begins so; found says that there is one.

@@ -5,6 +5,7 @@ package report
 import (
 	"bytes"
 	_ "embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -32,6 +33,8 @@ type Table struct {
 	Head  []string
 	Rows  []Row
 	Notes []string
+	// Problems are what must not be.
+	Problems []error
 }
 
 // Row is one row of a table.
@@ -60,7 +63,19 @@ func (t *Table) WriteText(out io.Writer) error {
 	for _, n := range t.Notes {
 		fmt.Fprintln(out, n)
 	}
+	for _, p := range t.Problems {
+		fmt.Fprintln(out, "PROBLEM:", p)
+	}
 	return nil
+}
+
+// Problems are those of all tables.
+func (p *Page) Problems() error {
+	var all []error
+	for i := range p.Tables {
+		all = append(all, p.Tables[i].Problems...)
+	}
+	return errors.Join(all...)
 }
 
 //go:embed page.html

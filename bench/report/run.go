@@ -20,11 +20,8 @@ type Measurement interface {
 	Measure(ctx context.Context) (Result, error)
 }
 
-// Result is what was measured. It is printed as JSON, or as its page.
-type Result interface {
-	Page() *Page
-	Problems() error // what must not be
-}
+// Result is what was measured. It is printed as JSON, or as its page, whose problems fail the command.
+type Result interface{ Page() *Page }
 
 // Setup is what a measurement is given. Options embed it.
 type Setup struct {
@@ -57,36 +54,34 @@ func (b *Bounds) Check(options any) {
 		if bounds == "" {
 			continue
 		}
-		all := []reflect.Value{f}
-		if f.Kind() == reflect.Slice {
-			all = nil
-			for j := range f.Len() {
-				all = append(all, f.Index(j))
-			}
+		if f.Kind() != reflect.Slice {
+			b.within(field.Name, f, bounds)
+			continue
 		}
-		for _, one := range all {
-			if !within(one, bounds) {
-				b.Refuse(flag(field.Name), one.Interface(), strings.Replace(bounds, "..", " to ", 1))
-			}
+		for j := range f.Len() {
+			b.within(field.Name, f.Index(j), bounds)
 		}
 	}
 }
 
-// within reports whether a number or a duration is within bounds; NaN is not.
-func within(v reflect.Value, bounds string) bool {
+// within notes a number or a duration outside of its bounds, as NaN is.
+func (b *Bounds) within(field string, v reflect.Value, bounds string) {
 	least, most, _ := strings.Cut(bounds, "..")
-	number := func(text string) float64 {
-		if d, err := time.ParseDuration(text); err == nil {
-			return float64(d)
-		}
-		n, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			panic(err) // tags are ours
-		}
-		return n
-	}
 	is := v.Convert(reflect.TypeFor[float64]()).Float()
-	return is >= number(least) && is <= number(most)
+	if !(is >= number(least) && is <= number(most)) {
+		b.Refuse(flag(field), v.Interface(), least+" to "+most)
+	}
+}
+
+func number(text string) float64 {
+	if d, err := time.ParseDuration(text); err == nil {
+		return float64(d)
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		panic(err) // tags are ours
+	}
+	return n
 }
 
 // flag is the name that kong gives to a field: --max-keys, of MaxKeys.
@@ -127,92 +122,61 @@ func Check(options any) error {
 }
 
 // Rows is a table with a column for each field that has a tag `col:"head"` or `col:"head|format"`. Durations are in
-// milliseconds, and a format with %% makes a part a percentage. A struct's columns begin with the head of its field.
-// A column of zeros is left out if its field is `json:",omitempty"`. Rows whose field Problem has a text are beyond
-// their bound.
+// milliseconds, and a format with %% makes a part a percentage. A column of zeros is left out if its field is
+// `json:",omitempty"`. A row whose field Problem has a text is beyond its bound; its first two texts name it.
 func Rows[T any](title string, rows []T, notes ...string) Table {
 	t := Table{Title: title, Notes: notes, Rows: make([]Row, len(rows))}
-	all := make([][]cell, len(rows))
-	for i := range rows {
-		v := reflect.ValueOf(&rows[i]).Elem()
-		all[i] = cells(v, "", nil)
-		if problem := problemOf(v); problem != "" {
-			t.Rows[i].Bad = true
-			t.Notes = append(t.Notes, "PROBLEM: "+labelled(v, problem).Error())
-		}
-	}
-	for c, of := range cells(reflect.ValueOf(new(T)).Elem(), "", nil) {
-		if of.optional && !slices.ContainsFunc(all, func(row []cell) bool { return !row[c].zero }) {
+	all := reflect.ValueOf(rows)
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		head, format, _ := strings.Cut(field.Tag.Get("col"), "|")
+		if head == "" {
 			continue
 		}
-		t.Head = append(t.Head, of.head)
-		for i := range all {
-			t.Rows[i].Cells = append(t.Rows[i].Cells, all[i][c].text)
+		empty := strings.HasSuffix(field.Tag.Get("json"), ",omitempty")
+		for i := range rows {
+			empty = empty && all.Index(i).FieldByIndex(field.Index).IsZero()
+		}
+		if empty {
+			continue
+		}
+		t.Head = append(t.Head, head)
+		for i := range rows {
+			t.Rows[i].Cells = append(t.Rows[i].Cells, shown(all.Index(i).FieldByIndex(field.Index), format))
+		}
+	}
+	for i := range rows {
+		if problem := problemOf(all.Index(i)); problem != nil {
+			t.Rows[i].Bad = true
+			t.Problems = append(t.Problems, problem)
 		}
 	}
 	return t
 }
 
-// Problems are those of rows, with their first two texts.
-func Problems[T any](rows []T) error {
-	var all []error
-	for i := range rows {
-		if v := reflect.ValueOf(&rows[i]).Elem(); problemOf(v) != "" {
-			all = append(all, labelled(v, problemOf(v)))
+func problemOf(row reflect.Value) error {
+	p := row.FieldByName("Problem")
+	if !p.IsValid() || p.String() == "" {
+		return nil
+	}
+	var names []string
+	for i := range row.NumField() {
+		if f := row.Field(i); f.Kind() == reflect.String && len(names) < 2 && row.Type().Field(i).Name != "Problem" {
+			names = append(names, f.String())
 		}
 	}
-	return errors.Join(all...)
-}
-
-func problemOf(v reflect.Value) string {
-	if p := v.FieldByName("Problem"); p.IsValid() {
-		return p.String()
-	}
-	return ""
-}
-
-func labelled(v reflect.Value, problem string) error {
-	var label []string
-	for i := range v.NumField() {
-		if f := v.Field(i); f.Kind() == reflect.String && len(label) < 2 && v.Type().Field(i).Name != "Problem" {
-			label = append(label, f.String())
-		}
-	}
-	return fmt.Errorf("%s: %s", strings.Join(label, ", "), problem)
-}
-
-// cell is a value of a row, under the head of its column.
-type cell struct {
-	head, text     string
-	zero, optional bool
-}
-
-// cells adds those of a struct, whose heads begin with a prefix.
-func cells(v reflect.Value, prefix string, all []cell) []cell {
-	for i := range v.NumField() {
-		tag := v.Type().Field(i).Tag
-		head, format, _ := strings.Cut(tag.Get("col"), "|")
-		if head == "" {
-			continue
-		}
-		f := v.Field(i)
-		if f.Kind() == reflect.Struct {
-			all = cells(f, prefix+head+" ", all)
-			continue
-		}
-		all = append(all, cell{prefix + head, shown(f, format), f.IsZero(), strings.HasSuffix(tag.Get("json"), ",omitempty")})
-	}
-	return all
+	return fmt.Errorf("%s: %s", strings.Join(names, ", "), p)
 }
 
 func shown(f reflect.Value, format string) string {
+	if d, ok := reflect.TypeAssert[time.Duration](f); ok {
+		if format == "" {
+			return fmt.Sprintf("%.1f ms", d.Seconds()*1000)
+		}
+		return fmt.Sprintf(format, d)
+	}
 	switch {
 	case f.Kind() == reflect.String:
 		return f.String()
-	case f.Type() == reflect.TypeFor[time.Duration]() && format == "":
-		return fmt.Sprintf("%.1f ms", time.Duration(f.Int()).Seconds()*1000)
-	case f.Type() == reflect.TypeFor[time.Duration]():
-		return fmt.Sprintf(format, time.Duration(f.Int()))
 	case f.CanInt():
 		return fmt.Sprintf(cmp.Or(format, "%d"), f.Int())
 	case strings.Contains(format, "%%"):

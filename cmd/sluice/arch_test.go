@@ -54,7 +54,7 @@ func TestImportsPointDownwards(t *testing.T) {
 // own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use it too.
 var behindTheDoor = []string{
 	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/limit/", "leasing/redistest/",
-	"bench/process/", "bench/baseline/", "bench/files/",
+	"bench/process/", "bench/baseline/",
 }
 
 // eachImporter shows the imports of each file that is no test, and whether it documents its package.

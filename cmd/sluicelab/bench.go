@@ -10,24 +10,21 @@ import (
 
 	"github.com/sluice-gate/sluice/bench"
 	"github.com/sluice-gate/sluice/bench/baseline"
-	"github.com/sluice-gate/sluice/bench/overload"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
-	"github.com/sluice-gate/sluice/bench/store"
-	"github.com/sluice-gate/sluice/bench/tokens"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 type benchCmd struct {
-	Accuracy measuring[store.Accuracy, *store.Accuracy]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
-	Cost     measuring[bench.CostOptions, *bench.CostOptions] `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    measuring[realenvoy.Options, *realenvoy.Options] `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     measuring[bench.KeysOptions, *bench.KeysOptions] `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
-	Overload measuring[overload.Options, *overload.Options]   `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
-	Peers    measuring[store.Peers, *store.Peers]             `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
-	Store    measuring[store.Options, *store.Options]         `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
-	Tokens   measuring[tokens.Options, *tokens.Options]       `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
-	Baseline benchBaselineCmd                                 `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
+	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
+	Envoy    measuring[realenvoy.Options, *realenvoy.Options]         `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]         `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Peers    measuring[bench.PeersOptions, *bench.PeersOptions]       `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
+	Store    measuring[bench.StoreOptions, *bench.StoreOptions]       `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
+	Tokens   measuring[bench.TokensOptions, *bench.TokensOptions]     `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
+	Baseline benchBaselineCmd                                         `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
 
 // measuring is the command of a measurement: its options are flags.
@@ -86,7 +83,7 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	return r.Problems()
+	return page.Problems()
 }
 
 type benchBaselineCmd struct {

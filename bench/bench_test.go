@@ -1,0 +1,384 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// fleet builds sluice, and opens a fleet of it until the test ends, on a Redis if shared.
+func fleet(t *testing.T, shared bool, rules string, nodes int) *process.Fleet {
+	t.Helper()
+	binary := built(t)
+	var f *process.Fleet
+	var err error
+	if shared {
+		f, err = openFleet(binary, rules, nodes, 0)
+	} else {
+		f, err = process.StartFleet(binary, rules, nodes)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Stop)
+	return f
+}
+
+// built is the program, which is built where it has changed.
+func built(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("builds and starts programs")
+	}
+	binary := filepath.Join(t.TempDir(), "sluice")
+	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
+		t.Fatalf("building: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// A request that may have been counted in either of two windows is evidence of
+// nothing; any other counts where it was asked.
+func TestTally(t *testing.T) {
+	tally := newTally(2, time.Second)
+	at := func(ms int64) time.Time { return time.UnixMilli(1_800_000_000_000 + ms) }
+	ask := func(from, to int64, ok bool) { tally.answered(1, at(from), at(from), at(to), ok, nil) }
+	ask(100, 110, false) // none had been admitted yet
+	ask(200, 210, true)
+	ask(300, 310, false) // one had
+	ask(400, 410, true)
+	ask(500, 510, true) // one more than the limit
+	ask(990, 1010, true)
+	ask(996, 997, true)
+	ask(1003, 1004, false)
+	ask(1100, 1110, true)
+	var m Measured
+	m.count(tally)
+	if m.Admitted != 6 || m.Over != 1 || m.Under != 0 || m.Allowed != 3 || m.Early != 2 || m.Asked != 9 {
+		t.Errorf("%+v, want 6 of 9 admitted, 1 over, 0 under of 3, 2 early", m)
+	}
+	ask(1200, 1210, false)
+	m.count(tally)
+	if m.Under != 0 {
+		t.Errorf("%d under: what was admitted at the turn may have been this window's", m.Under)
+	}
+}
+
+// A measurement begins where the turn of a window is in its middle, or, of tokens, where none is in it.
+func TestTurnOfAWindow(t *testing.T) {
+	at := func(second int64) time.Time { return time.Unix(1_800_000_000+second, 0) } // a minute begins there
+	for _, c := range []struct {
+		now            int64
+		window, length time.Duration
+		want           time.Duration
+	}{
+		{0, time.Minute, time.Minute, 30 * time.Second},
+		{30, time.Minute, time.Minute, 0},
+		{31, time.Minute, time.Minute, 59 * time.Second},
+		{50, time.Minute, 40 * time.Second, 50 * time.Second},
+		{0, time.Minute, 20 * time.Second, 0},
+		{0, time.Hour, time.Minute, 0},
+		{0, time.Hour, time.Hour, 0},
+		{0, time.Second, time.Second, 500 * time.Millisecond},
+	} {
+		if got := untilTurnIsHalfway(at(c.now), c.window, c.length); got != c.want {
+			t.Errorf("at second %d, %v of windows of %v: waits %v, want %v", c.now, c.length, c.window, got, c.want)
+		}
+	}
+	if d := untilFits(at(20), time.Minute, 37*time.Second); d != 0 {
+		t.Errorf("40 s before the turn, 37 s wait %v", d)
+	}
+	if d := untilFits(at(20), time.Minute, 39*time.Second); d < 40*time.Second || d > 41*time.Second {
+		t.Errorf("40 s before the turn, 39 s wait %v", d)
+	}
+}
+
+// Real fleets, a Redis each: every mode answers all that is asked, within what it
+// declares, and what Redis did is there to compare.
+func TestStore(t *testing.T) {
+	r, page := sluicetest.Measure[*Compared](t, &StoreOptions{Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1})
+	if len(r.Measured) != 5 {
+		t.Fatalf("%d measurements, want 5", len(r.Measured))
+	}
+	for i, m := range r.Measured {
+		// Redis' time is certain where each request asks it: else it may be lost in what an idle one takes.
+		if m.Asked < 300 || m.CPU < 0 || i < 2 && m.CPU == 0 || m.Bytes <= 0 || m.P99 <= 0 || m.NodeRatio <= 0 {
+			t.Errorf("nothing was measured: %+v", m)
+		}
+		if asks := m.Commands["incrby"].Calls; (i == 0) != (asks == m.Asked) {
+			t.Errorf("%s: %d INCRBY for %d decisions", m.Mode, asks, m.Asked)
+		}
+		if i > 0 && (m.Claims+m.Draws <= 0 || m.Reasons["waiting"] == 0) {
+			t.Errorf("%s: nothing was claimed: %+v", m.Mode, m)
+		}
+	}
+	if !strings.Contains(page, rows[5].name) || strings.Contains(page, "PROBLEM") {
+		t.Errorf("the page does not show the row, or shows a problem:\n%s", page)
+	}
+}
+
+// Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
+// each kind.
+func TestAccuracy(t *testing.T) {
+	r, page := sluicetest.Measure[*Compared](t, &AccuracyOptions{
+		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing", "approx"},
+	})
+	if len(r.Measured) != 6 {
+		t.Errorf("%d measurements, want 6", len(r.Measured))
+	}
+	for _, m := range r.Measured {
+		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
+			t.Errorf("nothing was measured: %+v", m)
+		}
+	}
+	if !strings.Contains(page, "kill: a node is killed") || strings.Contains(page, "of first|") || strings.Contains(page, "PROBLEM") {
+		t.Errorf("the page does not show the row, or shows a problem:\n%s", page)
+	}
+}
+
+// A figure beyond its bound fails the run.
+func TestBeyondTheBound(t *testing.T) {
+	calm, struck := &row{limit: 300}, &row{limit: 300, strike: func(*process.Fleet) error { return nil }}
+	leasing := &way{fields: map[string]string{}}
+	for _, c := range []struct {
+		m       Measured
+		row     *row
+		way     *way
+		problem string
+	}{
+		{
+			Measured{Over: 16, Declared: 15, Fallbacks: map[string]int64{"deadline": 4}},
+			struck, leasing,
+			"16 over the limit of 300, and 15 are declared while the store answers in time; decisions without it: map[deadline:4]",
+		},
+		{Measured{Over: 15, Declared: 15}, struck, leasing, ""},
+		{Measured{Failed: 1}, struck, leasing, ""},
+		{Measured{Failed: 1, Asked: 10, Admitted: 8}, calm, leasing, "1 of 10 calls had no answer"},
+		{Measured{Asked: 10, Admitted: 8}, calm, leasing, ""},
+		{Measured{Asked: 10, Admitted: 7}, calm, leasing, "the nodes count 10 hits and 8 within the limit, the caller 10 and 7"},
+		{Measured{Asked: 10, Admitted: 7}, calm, &way{}, ""},
+	} {
+		c.m.check(c.row, c.way, &tally{}, map[string]int64{"total_hits": 10, "within_limit": 8})
+		if (c.m.Problem == "") != (c.problem == "") || !strings.Contains(c.m.Problem, c.problem) {
+			t.Errorf("%+v: %q, want %q", c.m, c.m.Problem, c.problem)
+		}
+		page := (&Compared{Measured: []Measured{c.m}, of: &comparison{}}).Page()
+		if (page.Problems() == nil) != (c.problem == "") || len(page.Charts) != 1 {
+			t.Errorf("the report says %v", page.Problems())
+		}
+	}
+}
+
+// The figures of a row are the medians of its rounds, and for some also the most. Problems are all kept.
+func TestMediansOfRounds(t *testing.T) {
+	r := ofRounds([]Measured{{Mode: "leasing", CPU: 30, Asked: 7, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, Asked: 5, P99: 2, Problem: "two"}})
+	if r.CPU != 20 || r.MostCPU != 30 || r.Asked != 5 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" || r.Mode != "leasing" {
+		t.Errorf("%+v", r)
+	}
+	var order []int
+	_ = inTurn(2, 3, func(_, way int) error { order = append(order, way); return nil })
+	if !slices.Equal(order, []int{0, 1, 2, 1, 2, 0}) {
+		t.Errorf("ways are measured in the order %v", order)
+	}
+}
+
+// Each row has a load, and its rules are those of a file.
+func TestEveryRowHasALoad(t *testing.T) {
+	all := slices.Concat(rows, scenarios, peerRows())
+	for _, r := range all {
+		if errs := r.load(100, time.Second).Validate(); errs != nil || r.id == "" || r.name == "" {
+			t.Errorf("%s: %v", r.name, errs)
+		}
+	}
+	if len(all) != 32 || len(peerRows()) != 5 {
+		t.Errorf("there are %d rows, %d of them beside others", len(all), len(peerRows()))
+	}
+}
+
+// Options that are wrong are refused, with each problem. Where the other limiters cannot be built, the command says so.
+func TestOptionsAreChecked(t *testing.T) {
+	for want, m := range map[string]report.Measurement{
+		"--nodes is 0; --rounds is 0; the rate; --rows is luke; --ways is x": &PeersOptions{
+			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
+		},
+		"building other rate limiters":      &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Module: t.TempDir() + "/none"},
+		"--scenario is storm; --nodes is 0": &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
+		"--case is six; --nodes is 11":      &TokensOptions{Nodes: 11, Case: []string{"six"}},
+		"--rounds is 0; --keys is 0":        &CostOptions{},
+		"--keys is 0":                       &KeysOptions{},
+		"--step is 0s; --patience; --connections; --outstanding; --callers; --rounds; --times is 1000": &OverloadOptions{Times: []float64{1000}},
+	} {
+		_, err := m.Measure(t.Context())
+		for part := range strings.SplitSeq(want, "; ") {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%q is not in: %v", part, err)
+			}
+		}
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := process.OpenRedis(); !errors.Is(err, process.ErrNoRedis) {
+		t.Errorf("without redis-server: %v", err)
+	}
+}
+
+// A request to gubernator has the fields of gubernator.proto, and its answer is read by them: the status, and errors.
+func TestAskGubernator(t *testing.T) {
+	response := func(fields ...any) []byte {
+		var r []byte
+		for i := 0; i < len(fields); i += 2 {
+			number := protowire.Number(fields[i].(int)) //nolint:gosec // small
+			switch v := fields[i+1].(type) {
+			case int:
+				r = protowire.AppendVarint(protowire.AppendTag(r, number, protowire.VarintType), uint64(v)) //nolint:gosec // positive
+			case string:
+				r = protowire.AppendString(protowire.AppendTag(r, number, protowire.BytesType), v)
+			}
+		}
+		return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), r)
+	}
+	var asked, answer []byte
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer(grpc.ForceServerCodecV2(caller.Bytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		if method, _ := grpc.MethodFromServerStream(stream); method != "/pb.gubernator.V1/GetRateLimits" {
+			t.Errorf("the method is %s", method)
+		}
+		if err := stream.RecvMsg(&asked); err != nil {
+			return err
+		}
+		return stream.SendMsg(answer)
+	}))
+	defer server.Stop()
+	go func() { _ = server.Serve(listener) }()
+	conn, err := grpc.NewClient("passthrough:gubernator", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return listener.Dial() }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := &row{unit: ratelimit.Minute, limit: 10}
+	want := response(1, "bench", 2, "client-1", 3, 1, 4, 10, 5, 60_000)
+	for _, c := range []struct {
+		answer []byte
+		ok     bool
+		err    error
+	}{
+		{response(2, 10, 3, 9, 4, 1_800_000_000_000), true, nil}, // a status of 0 is left out
+		{response(1, 1, 2, 10, 4, 1_800_000_000_000), false, nil},
+		{response(5, "no peer"), false, errAnswer},
+		{nil, false, errAnswer},
+		{[]byte{10, 200}, false, errAnswer},
+		{protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), []byte{8}), false, errAnswer},
+	} {
+		answer = c.answer
+		ok, err := askGubernator(t.Context(), conn, r, "client-1")
+		if ok != c.ok || !errors.Is(err, c.err) {
+			t.Errorf("%x: %v, %v", c.answer, ok, err)
+		}
+		if string(asked) != string(want) {
+			t.Errorf("asked %x, must be %x", asked, want)
+		}
+	}
+}
+
+// Two servers are called, while the streams of another report.
+func TestBeside(t *testing.T) {
+	t.Parallel()
+	r, page := sluicetest.Measure[*CostReport](t, &CostOptions{
+		Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10, Streams: 250, Buckets: 3, Reports: 500,
+	})
+	for _, s := range r.Servers {
+		if s.Calls < 140 || s.Calls > 260 || s.CPUPerCall <= 0 || s.P99 < s.P50 {
+			t.Errorf("%+v", s)
+		}
+	}
+	if len(r.Servers) != 3 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || !strings.Contains(page, "beside streams, a call takes") {
+		t.Errorf("with streams %+v, it prints\n%s", r.Streams, page)
+	}
+}
+
+// A real server, for a short time: what the callers counted and what the server
+// says fits together, at any speed of the machine.
+func TestOverload(t *testing.T) {
+	for _, traced := range []bool{false, true} {
+		o := &OverloadOptions{
+			Traced: traced, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond,
+			Times: []float64{0.5, 4}, Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
+		}
+		r, page := sluicetest.Measure[*OverloadReport](t, o)
+		if len(r.Steps) != 2 || r.Capacity <= 0 || !strings.Contains(page, "of capacity") {
+			t.Fatalf("%+v\n%s", r, page)
+		}
+		for _, s := range r.Steps {
+			if sum := s.HeldBack + s.Shed + s.GivenUp + s.Goodput; sum < 0.999*s.Offered || sum > 1.001*s.Offered {
+				t.Errorf("%g times: of %.0f calls a second, %.0f are accounted for: %+v", s.Times, s.Offered, sum, s)
+			}
+			if want := s.Times * r.Capacity; s.Offered < 0.95*want || s.Offered > 1.05*want {
+				t.Errorf("%g times the capacity of %.0f is %.0f", s.Times, r.Capacity, s.Offered)
+			}
+			// What the callers gave up may have been charged, and nothing else.
+			if s.Charged > s.GivenUp+1 || s.P50 > s.P99 || s.P99 > o.Patience+o.Patience/100 {
+				t.Errorf("%+v", s)
+			}
+		}
+	}
+	if s := medianStep([]OverloadStep{{Share: 0.9, Goodput: 1}, {Share: 0.1, Goodput: 2}, {Share: 0.5, Goodput: 3}}); s.Goodput != 3 {
+		t.Errorf("the median is no round: %+v", s)
+	}
+}
+
+// litellm's case with real fleets: who peeks goes over, and who holds what a request costs at most does not.
+func TestFiveAtOnce(t *testing.T) {
+	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
+	if len(r.Measured) != len(tokenWays) {
+		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(tokenWays))
+	}
+	for i := range r.Measured {
+		m, w := &r.Measured[i], &tokenWays[i]
+		if m.Requests < 20 || m.P99 <= 0 || m.Operations <= 0 || m.Used < 50 {
+			t.Errorf("nothing was measured: %+v", m)
+		}
+		if w.hold != nil && m.Over > m.Bound || (w.name == "header" || w.name == "maximum") && m.Over+m.Bound > 0 {
+			t.Errorf("%s: %d over, in flight were at most %d beyond what they held", m.Way, m.Over, m.Bound)
+		}
+		if w.baseline && (m.Over == 0 || m.Fitted > 0) {
+			t.Errorf("%s: %d over, and %d refused that fitted: it admits whatever comes until the limit is passed", m.Way, m.Over, m.Fitted)
+		}
+	}
+	if strings.Count(page, "learned") != 2 {
+		t.Error(page)
+	}
+}
+
+// What is over is what requests in flight cost beyond what they held, at its highest.
+func TestTokenTally(t *testing.T) {
+	c := newTokenTally(100)
+	for _, cost := range []int64{60, 30} {
+		c.answered(nil, cost, time.Millisecond)
+		c.flies(cost - 20)
+	}
+	c.flies(-40)
+	c.answered(envoy.ErrOver, 10, time.Millisecond)
+	c.answered(envoy.ErrOver, 11, time.Millisecond)
+	c.answered(context.DeadlineExceeded, 1, time.Millisecond)
+	if c.used != 90 || c.asked != 5 || c.refused != 2 || c.fitted != 1 || c.failed != 1 || c.mostExcess != 50 || c.excess != 10 {
+		t.Errorf("%+v", c)
+	}
+}
