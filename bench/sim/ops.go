@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -99,15 +100,8 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 
 // unowned reports whether a key may have no owner that answers: while an outage of the ring matters.
 func (w *world) unowned(k *key) bool {
-	if !k.rule.Coordination.Mode.Spec().Owned {
-		return false
-	}
-	for _, s := range w.bound.lost {
-		if s.from <= w.now && w.now <= s.to {
-			return true
-		}
-	}
-	return false
+	return k.rule.Coordination.Mode.Spec().Owned &&
+		slices.ContainsFunc(w.bound.lost, func(s span) bool { return s.from <= w.now && w.now <= s.to })
 }
 
 // finishOps ends all windows that are still counted.

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// question is one that allows this much over, and a wait.
 func question(maxOver ratelimit.Share, wait time.Duration) Question {
 	return Question{
 		Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
@@ -34,7 +34,7 @@ func TestRecommendations(t *testing.T) {
 		{ratelimit.Share{}, time.Microsecond, "Nothing keeps within 1µs"},
 	} {
 		q := question(c.over, c.wait)
-		a, err := WhatIf(context.Background(), q, nil)
+		a, err := WhatIf(t.Context(), q, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,9 +44,8 @@ func TestRecommendations(t *testing.T) {
 		if eager := &a.Choices[2]; eager.Name != "leasing, eager" || eager.Declared != 3*25 {
 			t.Errorf("%s is said to be at most %d over, and three silent nodes may have 25 each", eager.Name, eager.Declared)
 		}
-		best := &a.Choices[a.Best]
-		if allowed := c.over.Of(500); best.Declared > allowed {
-			t.Errorf("%s may be %d over, and %d are allowed", best.Name, best.Declared, allowed)
+		if best := &a.Choices[a.Best]; best.Declared > c.over.Of(500) {
+			t.Errorf("%s may be %d over, and %d are allowed", best.Name, best.Declared, c.over.Of(500))
 		}
 		strict, leasing := a.Choices[0].Plain, a.Choices[1].Plain
 		if strict.ClaimsPerThousand() < 3*leasing.ClaimsPerThousand() {
@@ -77,7 +76,7 @@ func TestWhatIfOfATrace(t *testing.T) {
 	t.Parallel()
 	var csv strings.Builder
 	for i := range 3000 {
-		csv.WriteString(strings.Join([]string{fmt.Sprint(float64(i) / 100), []string{"alice", "bob"}[i%2], "2"}, ",") + "\n")
+		fmt.Fprintf(&csv, "%v,%s,2\n", float64(i)/100, []string{"alice", "bob"}[i%2])
 	}
 	r, err := load.ReadRecorded(strings.NewReader(csv.String()))
 	if err != nil {
@@ -85,13 +84,45 @@ func TestWhatIfOfATrace(t *testing.T) {
 	}
 	q := question(ratelimit.Share{}, 15*time.Millisecond)
 	q.Recorded, q.Limit.Requests = r, 60
-	a, err := WhatIf(context.Background(), q, nil)
+	a, err := WhatIf(t.Context(), q, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range a.Choices {
 		if c.Plain.Requests != 3000 || c.Plain.Offered != 6000 || c.Plain.Keys != 2 {
 			t.Errorf("%s: %d requests, %d tokens, %d keys", c.Name, c.Plain.Requests, c.Plain.Offered, c.Plain.Keys)
+		}
+	}
+}
+
+// In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
+// outage begins or ends, between, and without one.
+func TestOutages(t *testing.T) {
+	rows, err := Outages(t.Context(), 1, 180, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		local := r.Policy == ratelimit.FailLocal.String()
+		if r.Outages < 20 || r.Windows < 100 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
+			t.Errorf("%+v: was it tried?", r)
+		}
+	}
+}
+
+// Windows with an outage that is not known are judged as those without one, and exceed their number.
+func TestOutageThatIsNotDeclared(t *testing.T) {
+	for _, policy := range []string{"local", "open"} {
+		beyond := 0
+		for seed := range uint64(40) {
+			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
+			o.from, o.to = time.Hour, 2*time.Hour
+			if new(OutageRow).judge(o) != nil {
+				beyond++
+			}
+		}
+		if beyond == 0 {
+			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
 		}
 	}
 }
