@@ -179,20 +179,16 @@ func (b *books) kept(p *part) map[name]*book {
 	kept := map[name]*book{}
 	for a, is := range b.accounts {
 		if a.key.part == p {
-			kept[a] = is.copied()
+			c := *is
+			c.holders = map[ratelimit.Holder]*entry{}
+			for h, e := range is.holders {
+				own := *e
+				c.holders[h] = &own
+			}
+			kept[a] = &c
 		}
 	}
 	return kept
-}
-
-func (b *book) copied() *book {
-	c := *b
-	c.holders = map[ratelimit.Holder]*entry{}
-	for h, e := range b.holders {
-		own := *e
-		c.holders[h] = &own
-	}
-	return &c
 }
 
 // failOver and its neighbours change the model like a part.

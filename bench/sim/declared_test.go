@@ -63,12 +63,11 @@ func TestDeclaredStoreOps(t *testing.T) {
 	})
 }
 
-// No key exceeds its limit by more than declared, with demand for over three times the limit: of a store that takes
-// 50 ms, of nodes that crash with unreported usage, and of a store that loses its data when keys are used up. Without a
-// crash or a loss, the excess is at most the drift budget.
+// No key exceeds its limit by more than declared, with demand for over three times the limit. A store takes 50 ms, or
+// nodes crash with unreported usage. Without a crash, the excess is at most the drift budget.
 func TestDeclaredOver(t *testing.T) { declaredOver(t, "slow", "silent") }
 
-// A store that loses its data costs what is declared.
+// A store that loses its data costs what is declared: keys are used up when it does, and demand goes on.
 func TestDeclaredLoss(t *testing.T) { declaredOver(t, "loss") }
 
 func declaredOver(t *testing.T, names ...string) {

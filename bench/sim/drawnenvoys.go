@@ -37,7 +37,8 @@ func HistoryOfEnvoys(seed uint64) Options {
 	}
 	h.o.Start = time.Duration(h.Int64N(int64(time.Minute)))
 	h.o.Load = load.Load{
-		Rate: float64(limit) / 60 * (0.3 + 3*h.Float64()), Keys: 1 + h.IntN(3), Shape: pick(h, load.Steady, load.Steady, load.Burst, load.Ramp),
+		Rate: float64(limit) / 60 * (0.3 + 3*h.Float64()), Keys: 1 + h.IntN(3),
+		Shape:  pick(h, load.Steady, load.Steady, load.Burst, load.Ramp),
 		Length: time.Minute + time.Duration(h.Int64N(int64(2*time.Minute))),
 	}
 	if e.Bursts {
@@ -58,9 +59,8 @@ func (h *historian) quirks() envoy.Quirks {
 	if h.chance(0.5) {
 		return q
 	}
-	for _, is := range []*bool{&q.ScalesChanged, &q.ComparesLittle, &q.LosesReports, &q.WholeSecondElapsed, &q.WholeSecondTTL} {
-		*is = h.chance(0.5)
-	}
+	q.ScalesChanged, q.ComparesLittle, q.LosesReports = h.chance(0.5), h.chance(0.5), h.chance(0.5)
+	q.WholeSecondElapsed, q.WholeSecondTTL = h.chance(0.5), h.chance(0.5)
 	return q
 }
 

@@ -45,8 +45,8 @@ func newEnvoys(o *Options) (*envoys, error) {
 	if err := sublease.Servable(o.Rule); err != nil {
 		return nil, fmt.Errorf("the rule cannot be divided: %w", err)
 	}
-	text := fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  algorithm: %s\n  rate_limit: {unit: %s, requests_per_unit: %d}\n",
-		l.Algorithm, l.Unit, l.Requests)
+	text := fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  algorithm: %s\n"+
+		"  rate_limit: {unit: %s, requests_per_unit: %d}\n", l.Algorithm, l.Unit, l.Requests)
 	if l.Algorithm == ratelimit.TokenBucket {
 		text += fmt.Sprintf("  burst: %d\n", l.Burst)
 	}
@@ -162,7 +162,8 @@ func (e *envoys) check() {
 			}
 		}
 		if most := e.bound.tokens(k); may > room+most {
-			e.violate(-1, k.index, "Envoys may pass %d, %d of %v are left, and %d are declared beyond", may, room, e.Rule.Limit, most)
+			e.violate(-1, k.index, "Envoys may pass %d, %d of %v are left, and %d are declared beyond",
+				may, room, e.Rule.Limit, most)
 		}
 	}
 }
@@ -237,8 +238,12 @@ func (e *envoys) ended(n *node) {
 	}
 }
 
-// forgot declares the grants until all nodes have restated their totals, and the totals of nodes that ended.
+// forgot declares the grants until all nodes have restated their totals, and the totals of nodes that ended. There is
+// nothing to declare where a node's ledger is its own memory.
 func (e *envoys) forgot() {
+	if e.Storeless {
+		return
+	}
 	l := &e.Rule.Limit
 	n := e.Rule.Declare(len(e.nodes), ratelimit.SharedStore).OnLoss
 	if slices.ContainsFunc(e.Faults, func(f Fault) bool { return f.Kind == Crash }) {
@@ -252,6 +257,9 @@ func (e *envoys) forgot() {
 
 // outage declares that on_store_failure decides at each node, until its leases are confirmed again.
 func (e *envoys) outage(d time.Duration) {
+	if e.Storeless {
+		return
+	}
 	l := &e.Rule.Limit
 	n := e.Rule.Declare(len(e.nodes), ratelimit.SharedStore).OnOutage.Fleet().At(0)
 	if l.Algorithm == ratelimit.TokenBucket { // it is declared for each time to fill the bucket

@@ -147,14 +147,6 @@ func TestRunsAreTheSameTwice(t *testing.T) {
 	}
 }
 
-// A failed history is described by the names of its settings.
-func TestHistoriesAreDescribedByName(t *testing.T) {
-	o := History(1)
-	if s := describe(&o); !strings.Contains(s, ", reclaim safe, ") && !strings.Contains(s, ", reclaim eager, ") {
-		t.Errorf("reclaim has no name in %q", s)
-	}
-}
-
 func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	o := Options{Net: Net{Loss: 2, Skew: -1}, Envoys: &Envoys{Direct: 2}}

@@ -253,7 +253,7 @@ func (n *node) forsake() {
 	for _, q := range n.waits {
 		for i := range q.n {
 			if a := &q.asks[i]; !q.over && !q.counted[i] && a.Kind == ratelimit.Spend {
-				n.unanswered(a.Cost)
+				n.result.Unanswered += a.Cost
 			}
 		}
 		q.over = true

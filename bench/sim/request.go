@@ -32,7 +32,7 @@ func (w *world) arrive(l load.Request) {
 	w.result.Requests++
 	if n == nil || n.paused {
 		w.offer(&ratelimit.Ask{Cost: cost})
-		w.unanswered(cost)
+		w.result.Unanswered += cost
 		return
 	}
 	k := w.key(n.rule, l.Key)
@@ -284,5 +284,3 @@ func (w *world) waited(q *request) {
 		_ = w.waits.RecordValue(max(1, took/int64(time.Microsecond)))
 	}
 }
-
-func (w *world) unanswered(cost ratelimit.Tokens) { w.result.Unanswered += cost }

@@ -96,12 +96,7 @@ func (w *world) route(n *node, q *request) {
 			}
 		})
 	})
-	n.forget()
-}
-
-// forget drops requests that no longer wait, now and again.
-func (n *node) forget() {
-	if len(n.waits) >= 64 {
+	if len(n.waits) >= 64 { // now and again
 		n.dropDecided()
 	}
 }
@@ -296,15 +291,6 @@ func (w *world) gone(n *node) {
 			if s := other.ring.streams[n.addr]; s != nil {
 				s.end(w.travel(w.Net.Hop))
 			}
-		}
-	}
-}
-
-// endRings ends the requests of rings that still wait: each is a coroutine, which would stay for ever.
-func (w *world) endRings() {
-	for _, n := range w.nodes {
-		if n.ring != nil {
-			n.ring.End()
 		}
 	}
 }

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,16 +9,6 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// question is one that allows this much over, and a wait.
-func question(maxOver ratelimit.Share, wait time.Duration) Question {
-	return Question{
-		Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
-		Nodes: 3, Seed: 1, MaxOver: maxOver, MaxWait: wait,
-		Load: load.Load{Rate: 1500, Keys: 2, Length: 20 * time.Second},
-		Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
-	}
-}
 
 // Who allows nothing over is not told to drift; who cannot wait is.
 func TestRecommendations(t *testing.T) {
@@ -33,7 +22,12 @@ func TestRecommendations(t *testing.T) {
 		{ratelimit.Share{PPM: 50_000}, 15 * time.Millisecond, "Use "},
 		{ratelimit.Share{}, time.Microsecond, "Nothing keeps within 1µs"},
 	} {
-		q := question(c.over, c.wait)
+		q := Question{
+			Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
+			Nodes: 3, Seed: 1, MaxOver: c.over, MaxWait: c.wait,
+			Load: load.Load{Rate: 1500, Keys: 2, Length: 20 * time.Second},
+			Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
+		}
 		a, err := WhatIf(t.Context(), q, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -59,38 +53,6 @@ func TestRecommendations(t *testing.T) {
 		var page bytes.Buffer
 		if err := a.Page(&q).WriteHTML(&page); err != nil || !strings.Contains(page.String(), "<svg") {
 			t.Error("no page", err)
-		}
-	}
-}
-
-func TestSharesAreSaidInDigits(t *testing.T) {
-	for n, want := range map[int64]string{1000: "100% wait", 996: "100% wait", 123: "12% wait", 5: "0.5% wait"} {
-		if got := share(n, 1000, "wait"); got != want {
-			t.Errorf("%d of 1000 is said as %s, want %s", n, got, want)
-		}
-	}
-}
-
-// A recorded trace is played as it was.
-func TestWhatIfOfATrace(t *testing.T) {
-	t.Parallel()
-	var csv strings.Builder
-	for i := range 3000 {
-		fmt.Fprintf(&csv, "%v,%s,2\n", float64(i)/100, []string{"alice", "bob"}[i%2])
-	}
-	r, err := load.ReadRecorded(strings.NewReader(csv.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := question(ratelimit.Share{}, 15*time.Millisecond)
-	q.Recorded, q.Limit.Requests = r, 60
-	a, err := WhatIf(t.Context(), q, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range a.Choices {
-		if c.Plain.Requests != 3000 || c.Plain.Offered != 6000 || c.Plain.Keys != 2 {
-			t.Errorf("%s: %d requests, %d tokens, %d keys", c.Name, c.Plain.Requests, c.Plain.Offered, c.Plain.Keys)
 		}
 	}
 }

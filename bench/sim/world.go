@@ -78,7 +78,6 @@ func Run(o Options) (*Result, error) {
 	}
 	w := newWorld(&o, e)
 	w.play()
-	w.endRings()
 	return w.finish(), nil
 }
 
@@ -166,10 +165,13 @@ const livelock = 200_000
 // finish computes the sums.
 func (w *world) finish() *Result {
 	r := &w.result
-	w.finishOps()
-	for _, n := range w.nodes { // a node that is still paused
-		n.forsake()
+	for _, n := range w.nodes {
+		if n.ring != nil { // each of its requests is a coroutine, which would stay for ever
+			n.ring.End()
+		}
+		n.forsake() // it may still be paused
 	}
+	w.finishOps()
 	r.Declared, r.Used, r.Keys = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used, len(w.keys)
 	for _, k := range w.keys {
 		j := k.judge
