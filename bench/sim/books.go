@@ -179,20 +179,16 @@ func (b *books) kept(p *part) map[name]*book {
 	kept := map[name]*book{}
 	for a, is := range b.accounts {
 		if a.key.part == p {
-			kept[a] = is.copied()
+			c := *is
+			c.holders = map[ratelimit.Holder]*entry{}
+			for h, e := range is.holders {
+				own := *e
+				c.holders[h] = &own
+			}
+			kept[a] = &c
 		}
 	}
 	return kept
-}
-
-func (b *book) copied() *book {
-	c := *b
-	c.holders = map[ratelimit.Holder]*entry{}
-	for h, e := range b.holders {
-		own := *e
-		c.holders[h] = &own
-	}
-	return &c
 }
 
 // failOver and its neighbours change the model like a part.
@@ -249,7 +245,7 @@ func (n *node) takesBack(k *key) { n.known[k] = known{window: -1, taken: n.now} 
 // decided notes a decision of a node, and books its charge.
 func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	b.refuses(n, k, a, v)
-	t := b.tally(n, k, v)
+	t := b.tallyOf(n.name, k, chargedIn(v))
 	t.vague = t.vague || v.Source == ratelimit.FromFallback && v.Booked == 0 && a.Kind != ratelimit.Peek
 	switch a.Kind {
 	case ratelimit.Peek:
@@ -277,10 +273,6 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	}
 }
 
-func (b *books) tally(n *node, k *key, v *ratelimit.Verdict) *tally {
-	return b.tallyOf(n.name, k, chargedIn(v))
-}
-
 // chargedIn is the window of a decision's charge.
 func chargedIn(v *ratelimit.Verdict) ratelimit.Window {
 	if v.Source == ratelimit.FromFallback {
@@ -303,7 +295,7 @@ func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 		return
 	}
 	n.takesBack(k)
-	t, l := b.tally(n, k, v), n.stepped.Look(b.store.ctx, n.clock(), a).Lease
+	t, l := b.tallyOf(n.name, k, chargedIn(v)), n.stepped.Look(b.store.ctx, n.clock(), a).Lease
 	if l != nil && l.Window == chargedIn(v) {
 		t.n -= v.Charged + v.Debt
 	}

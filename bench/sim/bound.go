@@ -50,6 +50,7 @@ type spending struct {
 type extra struct {
 	at int64
 	n  ratelimit.Tokens
+	to int64 // 0: for as long as a fault matters to the rule
 }
 
 // patience is the minimum wait of a request for the store: half of the deadline after a wait for a key's owner.
@@ -90,7 +91,7 @@ func (b *bound) closed(k *key, closes []account.Claim) {
 		if n != nil && n.alive && n.stepped.Registered(n.clock()) && !b.lossy() {
 			b.violate(n.slot, k.index, "what it has in hand is taken back, and it is registered")
 		}
-		k.extra = append(k.extra, extra{b.now, each})
+		k.extra = append(k.extra, extra{at: b.now, n: each})
 	}
 }
 
@@ -113,6 +114,9 @@ func (b *bound) late(took time.Duration) {
 // outage notes that on_store_failure may decide until then, and until the breaker's next probe.
 func (b *bound) outage(d time.Duration) {
 	b.outages = append(b.outages, span{b.now, b.now + int64(d) + 3*learns/2})
+	if b.envoys != nil {
+		b.envoys.outage(d)
+	}
 }
 
 // starts notes that a node starts. A process that has read no epoch claims when the epoch is old enough
@@ -127,6 +131,9 @@ func (b *bound) starts() {
 func (b *bound) forgot(p *part) {
 	if slices.ContainsFunc(b.nodes, func(n *node) bool { return n.born >= b.now-int64(ratelimit.YoungFor) }) {
 		b.outage(ratelimit.YoungFor)
+	}
+	if b.envoys != nil {
+		b.envoys.forgot()
 	}
 	f := loss{at: b.now, part: p, absent: map[ratelimit.Holder]bool{}}
 	b.forgets = append(b.forgets, f)
@@ -178,7 +185,11 @@ func (b *bound) stepped(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 // nodes have different versions for a while.
 func (b *bound) tokens(k *key) ratelimit.Tokens {
 	most := ratelimit.Tokens(0)
-	for _, r := range b.versions(k) {
+	of := b.versions(k)
+	if b.envoys != nil { // each event declares its own (mayPass)
+		of = nil
+	}
+	for _, r := range of {
 		t := b.of(k, r)
 		if t < 0 {
 			return -1
@@ -186,7 +197,7 @@ func (b *bound) tokens(k *key) ratelimit.Tokens {
 		most = max(most, t)
 	}
 	for _, x := range k.extra {
-		if x.at >= b.now-b.lasts(k.rule) {
+		if x.to == 0 && x.at >= b.now-b.lasts(k.rule) || x.at <= b.now && b.now < x.to {
 			most += x.n
 		}
 	}

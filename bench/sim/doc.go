@@ -1,15 +1,16 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the wires between them, and faults
 // of each. Nodes are leasing.Stepped, seats are approx.Keeper's, and the ledger is account.Memory, in one or
-// several parts. Nodes of a ring are routing.Stepped, over these or over budgets of their own. The simulator
-// itself has only the waiting requests and the wires.
+// several parts. Nodes of a ring are routing.Stepped, over these or over budgets of their own. Envoys that enforce
+// limits themselves are package envoy's clients, and a node's side of them is rlqs.Session (envoys.go, player.go). The
+// simulator itself has only the waiting requests and the wires.
 //
 // Guarantee: the same Options give the same Result, byte for byte, on any machine. Every admission is judged by
 // the definition of the limit and the ledger's clock. With Options.Check, a model that only adds up checks
-// every account after each message (books.go). At the end, it compares the accounts with the bookings of each
-// node. The first violation ends the run.
+// every account after each message (books.go), and the tokens that Envoys may still spend are checked after every
+// event. At the end, it compares the accounts with the bookings of each node. The first violation ends the run.
 //
 // It does not promise durations of a real machine: CPU time counts as 0, and a node decides in no time.
 //
 // Mode routing is played with a store and without. Encoded frames travel between nodes, in streams that keep
-// their order and break.
+// their order and break, and so do messages between Envoys and nodes. A node asks the ledger for Envoys in no time.
 package sim

@@ -14,6 +14,11 @@ func (w *world) strike(f Fault) {
 		n = w.nodes[f.Node]
 	}
 	switch f.Kind {
+	case Break, Freeze, Stall, Lag, Enter:
+		if w.envoys != nil {
+			w.envoys.strike(f)
+		}
+		return
 	case Join:
 		if len(w.nodes) < MaxNodes {
 			w.met(w.join())
@@ -170,7 +175,7 @@ func (w *world) lose(k *key, kind FaultKind) {
 		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift)
 	}
 	n := k.rule.Limit.Capacity()
-	defer func() { k.extra = append(k.extra, extra{w.now, n + drift}) }()
+	defer func() { k.extra = append(k.extra, extra{at: w.now, n: n + drift}) }()
 	if kind == Evict {
 		w.bound.evicts = true
 		k.part.evict(k)

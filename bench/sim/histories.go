@@ -52,6 +52,7 @@ type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which only mode routing has
 	Regions   bool   // only regions, which only mode routing with a store has
+	Envoys    bool   // Envoys that lease parts of limits (HistoryOfEnvoys), in mode leasing, instead of the others
 }
 
 // Validate reports impossible selections.
@@ -65,11 +66,19 @@ func (s Selection) Validate() error {
 	if s.Storeless && s.Regions {
 		return errors.New("regions share a store: they are not played without one")
 	}
+	if s.Envoys && s != (Selection{Envoys: true}) {
+		return errors.New("histories of Envoys are not selected further")
+	}
 	return nil
 }
 
-func (s Selection) has(o *Options) bool {
-	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) &&
+// History makes the history of a seed, and reports whether it is selected.
+func (s Selection) History(seed uint64) (o Options, selected bool) {
+	if s.Envoys {
+		return HistoryOfEnvoys(seed), true
+	}
+	o = History(seed)
+	return o, (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) &&
 		(!s.Regions || o.Regions > 1)
 }
 
@@ -79,13 +88,13 @@ func (s Selection) has(o *Options) bool {
 func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
-	sum := newSummary()
+	sum := newSummary(which)
 	var mu sync.Mutex
 	plays, playing := errgroup.WithContext(ctx)
 	plays.SetLimit(max(1, cores))
 	for seed := first; count > 0 && playing.Err() == nil; seed++ {
-		o := History(seed)
-		if !which.has(&o) {
+		o, selected := which.History(seed)
+		if !selected {
 			continue
 		}
 		count--
@@ -104,7 +113,7 @@ func Histories(
 				return nil
 			}
 			if sum.Failure == nil || o.Seed < sum.Failure.Seed {
-				sum.Failure = failure(o, r)
+				sum.Failure = which.failure(o.Seed)
 			}
 			return sum.Failure // ends the run
 		})
@@ -116,12 +125,18 @@ func Histories(
 }
 
 // newSummary has a 0 for each possible event, so that missing events show.
-func newSummary() Summary {
+func newSummary(which Selection) Summary {
 	s := Summary{Modes: map[string]int64{}, Faults: map[string]int64{}, Changes: map[string]int64{}, Played: map[string]int64{}}
+	if which.Envoys {
+		for _, k := range envoyFaults {
+			s.Faults[k.String()] = 0
+		}
+		return s
+	}
 	for _, m := range ratelimit.ModeNames() {
 		s.Modes[m] = 0
 	}
-	for _, k := range FaultKinds {
+	for _, k := range FaultKinds[:Break] {
 		s.Faults[k] = 0
 	}
 	for _, what := range changeable {
@@ -146,11 +161,15 @@ func (s *Summary) add(o *Options, r *Result) {
 		"draws": r.Draws > 0, "a ledger of parts": o.Parts > 1, "debt": r.Debt > 0, "recalls": r.Recalls > 0,
 		"refunds that were cut":      r.Cut > 0,
 		"totals compared at the end": r.Settled > 0, "late requests": o.Net.Wake > 0,
-		"tills under strain": o.strainsTills(), "regions": o.Regions > 1,
+		"tills under strain": o.strainsTills() && o.Envoys == nil, "regions": o.Regions > 1,
+		"a limit exceeded": r.Over > 0, "unanswered requests": r.Unanswered > 0,
 	} {
 		if is {
 			s.Played[what]++
 		}
+	}
+	for source := range r.Sources {
+		s.Played["decisions by "+source]++
 	}
 	s.Modes[o.Rule.Coordination.Mode.String()]++
 	if r.Over > 0 {
@@ -164,31 +183,31 @@ func (s *Summary) add(o *Options, r *Result) {
 // traceTail bounds the bytes of a failed history's trace.
 const traceTail = 8 << 10
 
-func failure(o Options, r *Result) *Failure {
+// failure plays a history anew, for its last events.
+func (s Selection) failure(seed uint64) *Failure {
 	var trace bytes.Buffer
+	o, _ := s.History(seed)
 	o.Trace = &trace
-	_, _ = Run(o)
+	r, _ := Run(o)
 	tail := trace.Bytes()
 	if len(tail) > traceTail {
 		tail = tail[len(tail)-traceTail:]
 		tail = tail[bytes.IndexByte(tail, '\n')+1:]
 	}
-	return &Failure{
-		Seed: o.Seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
-		Replay: fmt.Sprintf("sluicelab sim histories --seed %d --trace", o.Seed),
+	f := &Failure{
+		Seed: seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
+		Replay: fmt.Sprintf("sluicelab sim histories --seed %d --trace", seed),
 	}
+	if s.Envoys {
+		f.What += fmt.Sprintf(", Envoys %+v", *o.Envoys)
+		f.Replay += " --envoys"
+	}
+	return f
 }
 
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
 	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts, %d regions; faults %v; changes %v; mix %v, second %v, table %d",
 		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
-		c.Lease, ratelimit.Reclaims[c.Reclaim], c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), max(1, o.Regions), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
-}
-
-func changesOf(o *Options) (all []string) {
-	for _, c := range o.Changes {
-		all = append(all, fmt.Sprintf("%v %s to %v %v within %v", c.At, c.What, c.Rule.Limit, c.Rule.Coordination.Mode, c.Spread))
-	}
-	return all
+		c.Lease, ratelimit.Reclaims[c.Reclaim], c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), max(1, o.Regions), o.Faults, o.Changes, o.Mix, o.Second != nil, o.Table)
 }

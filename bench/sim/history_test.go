@@ -1,70 +1,59 @@
 package sim
 
 import (
+	"bytes"
+	"encoding/json"
 	"flag"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var (
-	histories = flag.Int("histories", 300, "how many histories to play; make sim plays many more")
-	first     = flag.Uint64("seed", 1, "of the first history")
+	histories = flag.Int64("histories", 300, "how many histories of each kind to play; make sim plays many more")
+	firstSeed = flag.Uint64("seed", 1, "of the first history")
 )
 
-// Whatever is set, and whatever goes wrong, no key goes further over its limit
-// than declared, and no invariant breaks. Every fault is played in some history, and does what it says.
-func TestHistories(t *testing.T) {
-	t.Parallel()
-	seen, sources := map[FaultKind]int{}, map[string]int64{}
-	over, unanswered := 0, 0
-	for seed := *first; seed < *first+uint64(*histories); seed++ {
-		r := play(t, seed)
-		if t.Failed() {
-			return
-		}
-		for _, f := range History(seed).Faults {
-			seen[f.Kind]++
-		}
-		for s, n := range r.Sources {
-			sources[s] += n
-		}
-		if r.Over > 0 {
-			over++
-		}
-		if r.Unanswered > 0 {
-			unanswered++
-		}
-	}
-	if *histories < 300 {
-		return
-	}
-	for kind, name := range FaultKinds {
-		if seen[FaultKind(kind)] == 0 {
-			t.Errorf("%s was not played", name)
-		}
-	}
-	for _, s := range []string{"lease", "claim", "owner", "drift", "fallback"} {
-		if sources[s] == 0 {
-			t.Errorf("nothing was decided by %s: %v", s, sources)
-		}
-	}
-	if over == 0 || unanswered == 0 {
-		t.Errorf("%d histories went over, %d ask a node that is away", over, unanswered)
-	}
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(m.Run())
 }
 
-// play plays a history.
-func play(t *testing.T, seed uint64) *Result {
-	t.Helper()
-	r, err := Run(History(seed))
-	if err != nil {
-		t.Fatalf("seed %d: %v", seed, err)
+// Whatever is set, and whatever goes wrong, no key goes further over its limit than declared, nor could Envoys let it,
+// and no invariant breaks. Every fault is played in some history, and does what it says.
+func TestHistories(t *testing.T) {
+	t.Parallel()
+	for kind, which := range map[string]Selection{"fleets": {}, "Envoys": {Envoys: true}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			sum, err := Histories(t.Context(), which, *firstSeed, *histories, runtime.GOMAXPROCS(0), nil)
+			if err != nil || sum.Failure != nil {
+				t.Fatalf("%v %v", err, sum.Failure)
+			}
+			t.Logf("%+v", sum)
+			events := sum.Faults
+			want := []string{"a limit exceeded", "decisions by envoy", "decisions by claim", "decisions by fallback"}
+			if !which.Envoys {
+				want = []string{
+					"a limit exceeded", "unanswered requests", "decisions by lease", "decisions by claim", "decisions by owner",
+					"decisions by drift", "decisions by fallback",
+				}
+			}
+			for _, what := range want {
+				events[what] = sum.Played[what]
+			}
+			for what, n := range events {
+				if n == 0 && *histories >= 300 {
+					t.Errorf("no history has: %s", what)
+				}
+			}
+		})
 	}
-	if r.Violation != nil {
-		t.Errorf("seed %d: %v\nreplay: go run ./cmd/sluicelab sim histories --seed %d --trace", seed, r.Violation, seed)
-	}
-	return r
 }
 
 // Each of these once went wrong.
@@ -91,21 +80,98 @@ func TestHistoriesOfBugs(t *testing.T) {
 		7001361: "what was refunded without the store was booked in no window",
 		1045565: "a node had a second budget for outages, for hot keys whose owner did not answer",
 	} {
-		if r := play(t, seed); r.Violation != nil {
-			t.Errorf("it was: %s", was)
+		if r, err := Run(History(seed)); err != nil || r.Violation != nil {
+			t.Errorf("seed %d: %v %v; it was: %s", seed, err, r.Violation, was)
 		}
 	}
 }
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(m.Run())
+// In these histories a third of the requests return the excess of other requests' holds, at other
+// nodes. Wires lose and double messages, nodes crash and stores lose data. Admissions stay within
+// their bound, and in the end the ledger equals the bookings of nodes.
+func TestHistoriesThatSettle(t *testing.T) {
+	histories := uint64(400)
+	if testing.Short() {
+		histories = 60
+	}
+	modes := map[ratelimit.Mode]ratelimit.Tokens{}
+	for seed := range histories {
+		o := History(seed)
+		o.Mix.Settles, o.Mix.Honest = 0.3, true
+		if r := played(t, o); r.Released > 0 {
+			modes[o.Rule.Coordination.Mode] += r.Released
+		}
+	}
+	if t.Logf("by mode, histories gave back: %v", modes); len(modes) != len(ratelimit.ModeNames()) {
+		t.Errorf("only histories of %v gave something back", modes)
+	}
 }
 
-// A failed history is described by the names of its settings.
-func TestHistoriesAreDescribedByName(t *testing.T) {
-	o := History(1)
-	if s := describe(&o); !strings.Contains(s, ", reclaim safe, ") && !strings.Contains(s, ", reclaim eager, ") {
-		t.Errorf("reclaim has no name in %q", s)
+// One seed is one run: every figure and every event of it. What is counted adds up.
+func TestRunsAreTheSameTwice(t *testing.T) {
+	t.Parallel()
+	for i := range uint64(100) {
+		var o Options
+		var r *Result
+		var traces, results [2]string
+		for twice := range 2 {
+			var trace bytes.Buffer
+			o, _ = Selection{Envoys: i%5 == 0}.History(i)
+			o.Decisions, o.Points, o.Trace = true, 20, &trace
+			r = played(t, o)
+			text, err := json.Marshal(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			results[twice], traces[twice] = string(text), trace.String()
+		}
+		if results[0] != results[1] {
+			t.Errorf("seed %d: two results:\n%s\n%s", i, results[0], results[1])
+		}
+		if traces[0] != traces[1] || traces[0] == "" {
+			t.Errorf("seed %d: two traces, or none", i)
+		}
+		offered := ratelimit.Tokens(0)
+		for _, p := range r.Timeline {
+			offered += p.Offered
+		}
+		if late := r.Offered - offered; late < 0 || late > r.Offered/4+20 {
+			t.Errorf("seed %d: %d offered, and %d in the timeline", i, r.Offered, offered)
+		}
+		if o.Rule.Coordination.Mode == ratelimit.Routing {
+			continue // an answer may come too late, and the node have decided without
+		}
+		if got := r.Admitted + r.Refused + r.Unanswered; got != r.Offered {
+			t.Errorf("seed %d: %d admitted, %d refused, %d unanswered: not the %d offered", i, r.Admitted, r.Refused, r.Unanswered, r.Offered)
+		}
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	o := Options{Net: Net{Loss: 2, Skew: -1}, Envoys: &Envoys{Direct: 2}}
+	err := o.Validate()
+	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "the rate is 0", "count is 0", "direct is 2"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not said in: %v", want, err)
+		}
+	}
+}
+
+// BenchmarkDecisions is how many decisions the simulator plays a second, on one
+// core.
+func BenchmarkDecisions(b *testing.B) {
+	for _, mode := range ratelimit.ModeNames() {
+		o := Options{
+			Seed: 1, Nodes: 3, Rule: declaring(b, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100_000}, map[string]string{"mode": mode}),
+			Load: load.Load{Rate: 100_000, Keys: 1000, Skew: 1.1, Length: 10 * time.Second}, Net: near,
+		}
+		b.Run(mode, func(b *testing.B) {
+			decisions := int64(0)
+			for b.Loop() {
+				decisions += played(b, o).Requests
+			}
+			b.ReportMetric(float64(decisions)/b.Elapsed().Seconds(), "decisions/s")
+		})
 	}
 }

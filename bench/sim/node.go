@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
 // node is one incarnation of a node: the real lease table and seat keeper, and a shell with virtual time.
@@ -38,6 +39,9 @@ type node struct {
 	parted int           // number of faults that cut it off other nodes
 	waits  []*request
 	ring   *ring // nil: no ring
+
+	limiter ratelimit.Limiter // of requests of Envoys
+	core    *rlqs.Node        // nil: there are no Envoys
 }
 
 // tableSize is the maximum of keys that a node tracks.
@@ -81,6 +85,9 @@ func (n *node) start() {
 	n.keeper.Epoch = n.stepped.Epoch
 	n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	n.joinRing()
+	if w.envoys != nil {
+		w.envoys.serve(n)
+	}
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 	n.in(0, n.sit)
 }
@@ -186,13 +193,15 @@ func (n *node) advance(q *request) {
 }
 
 // send sends the claims that are ready, and the node's registration if that is due.
-func (n *node) send() {
-	if sent := n.clock(); n.stepped.RegisterDue(sent) {
-		n.store.register(n, sent)
+func (n *node) send() (sent bool) {
+	if now := n.clock(); n.stepped.RegisterDue(now) {
+		n.store.register(n, now)
 	}
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		n.store.ask(n, b)
+		sent = true
 	}
+	return sent
 }
 
 // answered continues all requests that waited for an answer.
@@ -234,6 +243,9 @@ func (n *node) end() {
 	n.forsake()
 	n.later = nil
 	n.gone(n)
+	if n.envoys != nil {
+		n.envoys.ended(n)
+	}
 }
 
 // forsake ends waiting requests without an answer.
@@ -241,7 +253,7 @@ func (n *node) forsake() {
 	for _, q := range n.waits {
 		for i := range q.n {
 			if a := &q.asks[i]; !q.over && !q.counted[i] && a.Kind == ratelimit.Spend {
-				n.unanswered(a.Cost)
+				n.result.Unanswered += a.Cost
 			}
 		}
 		q.over = true

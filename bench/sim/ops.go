@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -84,7 +85,8 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if o == nil || a.Kind != ratelimit.Spend {
 		return
 	}
-	if w.unowned(k) {
+	owned := k.rule.Coordination.Mode.Spec().Owned // but while an outage of the ring matters, its owner may not answer
+	if owned && slices.ContainsFunc(w.bound.lost, func(s span) bool { return s.from <= w.now && w.now <= s.to }) {
 		o.demand.Unowned += a.Cost
 	}
 	if k.judge.Room(k.part.time()) <= k.rule.Limit.Capacity()/2 {
@@ -95,19 +97,6 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 		return
 	}
 	o.demand.Tokens += a.Cost
-}
-
-// unowned reports whether a key may have no owner that answers: while an outage of the ring matters.
-func (w *world) unowned(k *key) bool {
-	if !k.rule.Coordination.Mode.Spec().Owned {
-		return false
-	}
-	for _, s := range w.bound.lost {
-		if s.from <= w.now && w.now <= s.to {
-			return true
-		}
-	}
-	return false
 }
 
 // finishOps ends all windows that are still counted.

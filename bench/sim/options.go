@@ -34,7 +34,8 @@ type Options struct {
 	Start     time.Duration  // offset into a window, at the beginning
 	Net       Net
 	Faults    []Fault   // in the order of their times
-	Storeless bool      // mode routing with budgets in owners' memory, without the store
+	Envoys    *Envoys   // that lease parts of Rule's limit; nil: requests come to nodes
+	Storeless bool      // mode routing with budgets in owners' memory, without the store; also one node of Envoys
 	HotRate   float64   // requests a second above which a key of mode routing is hot; 0: ten times the mean
 	Refuses   bool      // a store that is down refuses connections, instead of timing out
 	Check     bool      // the ledger's and the leases' invariants, at every step
@@ -50,6 +51,11 @@ type Change struct {
 	Rule   *ratelimit.Rule
 	Spread time.Duration // from the first node to the last
 	What   string        // changed parts, for the summary
+}
+
+// String is for readers.
+func (c Change) String() string {
+	return fmt.Sprintf("%v %s to %v %v within %v", c.At, c.What, c.Rule.Limit, c.Rule.Coordination.Mode, c.Spread)
 }
 
 // Mix has the special requests, each as a share of all. The others spend their cost.
@@ -107,6 +113,11 @@ const (
 	Evict                     // the store loses one account
 	Reset                     // an operator resets a key
 	Move                      // a key's accounts move to another part of the ledger, like a slot of a Cluster
+	Break                     // an Envoy's stream breaks. Of these last, Node is an Envoy
+	Freeze                    // an Envoy stands still, for For
+	Stall                     // messages between an Envoy and its node are held up, for For
+	Lag                       // answers to an Envoy are held up, for For
+	Enter                     // one more Envoy
 )
 
 // moves reports whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts.
@@ -119,7 +130,7 @@ var FaultKinds = [...]string{
 	Crash: "crash", Restart: "restart", Pause: "pause", Cut: "cut", Part: "part", Leave: "leave",
 	Slow: "slow", Hang: "hang", Down: "down", Amnesia: "amnesia", Join: "join",
 	Suspend: "suspend", Deaf: "deaf", Late: "late", Ahead: "clock ahead", Back: "clock back", FailOver: "failover", Evict: "evict", Reset: "reset",
-	Move: "move",
+	Move: "move", Break: "stream break", Freeze: "freeze", Stall: "stall", Lag: "lag", Enter: "envoy joins",
 }
 
 // String is its name in files.
@@ -146,6 +157,9 @@ func (o *Options) Validate() error {
 	errs := report.Bounds(o.Load.Validate())
 	errs.Check(o)
 	errs.Check(&o.Net)
+	if o.Envoys != nil {
+		errs.Check(o.Envoys)
+	}
 	if o.Rule == nil || o.Rule.Limit.Period() <= 0 || o.Rule.Unlimited {
 		errs = append(errs, errors.New("there is no rule with a limit"))
 	}

@@ -30,62 +30,58 @@ var (
 //	go test -v -run TestHistoriesOnRealStores ./bench/sim -store-histories 200 -timeout 60m
 func TestHistoriesOnRealStores(t *testing.T) {
 	t.Parallel()
-	t.Run("redis", func(t *testing.T) {
-		client := redistest.Start(t).Client()
-		t.Cleanup(func() { client.Close() })
-		playReal(t, *redisHistories, func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
-			prefix := fmt.Sprint(seed, ":")
-			l, err := account.NewRedis(client, prefix)
-			if err != nil {
-				return nil, err
+	type opener func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error)
+	on := func(s account.Store) opener {
+		return func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
+			return newRealStore(s, seed, clock)
+		}
+	}
+	for name, start := range map[string]func(*testing.T) opener{
+		"redis": func(t *testing.T) opener {
+			client := redistest.Start(t).Client()
+			t.Cleanup(func() { client.Close() })
+			return func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
+				prefix := fmt.Sprint(seed, ":")
+				l, err := account.NewRedis(client, prefix)
+				if err != nil {
+					return nil, err
+				}
+				l.GoBy(clock)
+				return &realRedis{l, client, prefix}, nil
 			}
-			l.GoBy(clock)
-			return &realRedis{l, client, prefix}, nil
-		})
-	})
-	for name, open := range map[string]func(*testing.T) account.Store{
-		"postgres": func(t *testing.T) account.Store {
-			return ledgertest.Prepared(t, postgres.Open, pgtest.Start(t, "fsync=off").URL(), "") // nothing crashes
 		},
-		"etcd": func(t *testing.T) account.Store {
-			return ledgertest.Prepared(t, etcd.Open, etcdtest.Start(t).URL(), "")
+		"postgres": func(t *testing.T) opener {
+			return on(ledgertest.Prepared(t, postgres.Open, pgtest.Start(t, "fsync=off").URL(), "")) // nothing crashes
 		},
+		"etcd": func(t *testing.T) opener { return on(ledgertest.Prepared(t, etcd.Open, etcdtest.Start(t).URL(), "")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store := open(t)
-			playReal(t, *storeHistories, func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
-				return newRealStore(store, seed, clock)
-			})
+			open, n := start(t), *storeHistories
+			if name == "redis" {
+				n = *redisHistories
+			}
+			var sum Result
+			for seed, played := *firstSeed, 0; played < n; seed++ {
+				o := History(seed)
+				if o.Rule.Coordination.Mode == ratelimit.Routing {
+					continue
+				}
+				o.Parts = 0
+				o.Ledger = func(clock func() ratelimit.LedgerTime) (Ledger, error) { return open(seed, clock) }
+				r, err := Run(o)
+				if err != nil || r.Violation != nil {
+					t.Fatalf("after %d histories seed %d, of %s: %v %v", played, seed, describe(&o), err, r.Violation)
+				}
+				sum.Claims, sum.Draws, sum.Settled = sum.Claims+r.Claims, sum.Draws+r.Draws, sum.Settled+r.Settled
+				played++
+			}
+			if n > 3 && (sum.Claims < int64(30*n) || sum.Draws == 0) {
+				t.Errorf("only %d claims reached the store, %d of them draws", sum.Claims, sum.Draws)
+			}
+			t.Logf("%d histories held, with %d claims, %d of them draws; %d totals were compared at the end", n, sum.Claims, sum.Draws, sum.Settled)
 		})
 	}
-}
-
-// playReal plays so many histories with ledgers on a real store.
-func playReal(t *testing.T, n int, open func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error)) {
-	claims, draws, settled, played, seed := int64(0), int64(0), int64(0), 0, *first
-	for ; played < n; seed++ {
-		o := History(seed)
-		if o.Rule.Coordination.Mode == ratelimit.Routing {
-			continue
-		}
-		o.Parts = 0
-		o.Ledger = func(clock func() ratelimit.LedgerTime) (Ledger, error) { return open(seed, clock) }
-		r, err := Run(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		claims, draws, settled = claims+r.Claims, draws+r.Draws, settled+r.Settled
-		if r.Violation != nil {
-			t.Fatalf("after %d histories seed %d, of %s: %v", played, seed, describe(&o), r.Violation)
-		}
-		played++
-	}
-	if n > 3 && (claims < int64(30*n) || draws == 0) {
-		t.Errorf("only %d claims reached the store, %d of them draws", claims, draws)
-	}
-	t.Logf("%d histories held, seeds %d to %d, with %d claims, %d of them draws; %d totals were compared at the end", n, *first,
-		seed-1, claims, draws, settled)
 }
 
 // realRedis is a redis-server in virtual time.
@@ -115,19 +111,26 @@ type realStore struct {
 	evicted map[string]int // how often, by name
 }
 
-func newRealStore(s account.Store, seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
-	x, err := s.Read(context.Background(), nil)
-	if err != nil {
-		return nil, err
-	}
-	r := &realStore{
-		Store: s, clock: clock, ahead: x.Now - clock(), prefix: fmt.Sprint(seed, ":"), evicted: map[string]int{},
-	}
-	return &realCAS{account.NewCAS(r, ""), r}, nil
+// realCAS is a ledger on a real store.
+type realCAS struct {
+	*account.CAS
+	store *realStore
 }
 
+func newRealStore(s account.Store, seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
+	x, err := s.Read(context.Background(), nil)
+	r := &realStore{Store: s, clock: clock, ahead: x.Now - clock(), prefix: fmt.Sprint(seed, ":"), evicted: map[string]int{}}
+	return &realCAS{account.NewCAS(r, ""), r}, err
+}
+
+func (l *realCAS) Forget() { l.store.lives++ }
+
+func (l *realCAS) Evict(key string, w ratelimit.Window) {
+	l.store.evicted[account.NameOf("", key, w)]++
+}
+
+// name is the present name of a key. The simulator's keys are bytes, and a fleet's are printable.
 func (s *realStore) name(k account.StoreKey) account.StoreKey {
-	// The simulator's keys are bytes, and a fleet's are printable.
 	k.Name = fmt.Sprintf("%s%d:%d:%+q", s.prefix, s.lives, s.evicted[k.Name], k.Name)
 	if k.Over != 0 {
 		k.Over += s.ahead
@@ -147,33 +150,18 @@ func (s *realStore) Read(ctx context.Context, keys []account.StoreKey) (account.
 	return x, err
 }
 
-// endless is when a record is over that never is.
-const endless ratelimit.LedgerTime = 1 << 52
-
 func (s *realStore) Write(ctx context.Context, life string, changes []account.Change) ([]bool, error) {
 	its, _, _ := strings.Cut(life, " ")
 	if life != s.life(its) {
 		return nil, account.ErrLife
 	}
-	moved := make([]account.Change, len(changes))
+	all := make([]account.Change, len(changes))
 	for i, c := range changes {
 		c.StoreKey = s.name(c.StoreKey)
-		if c.Until < endless {
+		if c.Until < 1<<52 { // others are never over
 			c.Until += s.ahead
 		}
-		moved[i] = c
+		all[i] = c
 	}
-	return s.Store.Write(ctx, its, moved)
-}
-
-// realCAS is a ledger on a real store.
-type realCAS struct {
-	*account.CAS
-	store *realStore
-}
-
-func (l *realCAS) Forget() { l.store.lives++ }
-
-func (l *realCAS) Evict(key string, w ratelimit.Window) {
-	l.store.evicted[account.NameOf("", key, w)]++
+	return s.Store.Write(ctx, its, all)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// request is one decision in progress: of one descriptor, or of two together. Requests decided at once are
-// reused.
+// request is one decision in progress: of one descriptor, or of two together.
 type request struct {
 	asks     [2]ratelimit.Ask
 	verdicts [2]ratelimit.Verdict
@@ -22,14 +21,18 @@ type request struct {
 	over     bool // decided, or the caller has given up
 }
 
-// arrive sends a request to a node.
+// arrive sends a request to a node, or to an Envoy.
 func (w *world) arrive(l load.Request) {
+	if w.envoys != nil {
+		w.envoys.arrive(w.keys[l.Key])
+		return
+	}
 	n := w.ask(l.Node)
 	cost := ratelimit.Tokens(l.Cost)
 	w.result.Requests++
 	if n == nil || n.paused {
 		w.offer(&ratelimit.Ask{Cost: cost})
-		w.unanswered(cost)
+		w.result.Unanswered += cost
 		return
 	}
 	k := w.key(n.rule, l.Key)
@@ -111,9 +114,9 @@ func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 	unspent := k.judge.Credit(k.part.time(), n)
 	switch {
 	case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger applies it later, when it may be less full
-		k.extra = append(k.extra, extra{w.now, n})
+		k.extra = append(k.extra, extra{at: w.now, n: n})
 	case unspent > 0: // tokens in hand of nodes count as taken at the ledger, which credits it
-		k.extra = append(k.extra, extra{w.now, unspent})
+		k.extra = append(k.extra, extra{at: w.now, n: unspent})
 	}
 }
 
@@ -121,7 +124,7 @@ func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 // charges and credits is another one.
 func (w *world) retract(k *key, admitted ratelimit.LedgerTime, n ratelimit.Tokens) {
 	if unspent := k.judge.Retract(admitted, k.part.time(), n); unspent > 0 {
-		k.extra = append(k.extra, extra{w.now, unspent})
+		k.extra = append(k.extra, extra{at: w.now, n: unspent})
 	}
 	w.result.Admitted -= n
 	point, before := &w.point, len(w.result.Timeline)-1
@@ -156,13 +159,7 @@ func (w *world) ask(wanted int) *node {
 }
 
 func (w *world) take(k *key, a ratelimit.Ask) *request {
-	var q *request
-	if last := len(w.free) - 1; last >= 0 {
-		q, w.free = w.free[last], w.free[:last]
-	} else {
-		q = &request{}
-	}
-	*q = request{n: 1, at: w.now}
+	q := &request{n: 1, at: w.now}
 	q.keys[0], q.asks[0] = k, a
 	return q
 }
@@ -172,7 +169,6 @@ func (w *world) decide(n *node, q *request) {
 	q.wait = n.stepped.Ask(n.clock(), q.asks[:q.n], q.verdicts[:q.n])
 	if q.wait == nil {
 		w.decided(n, q)
-		w.free = append(w.free, q)
 		n.send()
 		return
 	}
@@ -246,25 +242,37 @@ func (w *world) count(n *node, q *request, i int) {
 		w.released(k, a, n)
 		w.result.Released += n
 	case v.OverLimit:
-		k.judge.Refuse(k.part.time(), a.Cost)
-		w.result.Refused += a.Cost
+		w.refuse(k, a.Cost)
 	default:
 		code |= 1
 		q.admitted[i] = k.part.time()
-		over := k.judge.Admit(q.admitted[i], a.Cost)
-		w.result.Admitted += a.Cost
-		w.point.Admitted += a.Cost
 		w.bound.admitted(n, k, a.Cost)
-		if over > 0 {
-			w.bound.check(k, over)
-		}
+		w.admit(k, a.Cost)
 		w.holds(q, k, v)
 	}
-	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
+	w.printed(code)
 	if w.Decisions {
 		w.trace("node %d: key %d kind %d cost %d: over limit %v by %s, %d left", n.slot, k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
 	}
 }
+
+// admit makes the judge count an admission now.
+func (w *world) admit(k *key, cost ratelimit.Tokens) {
+	over := k.judge.Admit(k.part.time(), cost)
+	w.result.Admitted += cost
+	w.point.Admitted += cost
+	if over > 0 {
+		w.bound.check(k, over)
+	}
+}
+
+func (w *world) refuse(k *key, cost ratelimit.Tokens) {
+	k.judge.Refuse(k.part.time(), cost)
+	w.result.Refused += cost
+}
+
+// printed adds a decision to the fingerprint.
+func (w *world) printed(code uint64) { w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211 }
 
 // waited counts the wait of the caller, and the source of the decision.
 func (w *world) waited(q *request) {
@@ -276,5 +284,3 @@ func (w *world) waited(q *request) {
 		_ = w.waits.RecordValue(max(1, took/int64(time.Microsecond)))
 	}
 }
-
-func (w *world) unanswered(cost ratelimit.Tokens) { w.result.Unanswered += cost }

@@ -96,12 +96,7 @@ func (w *world) route(n *node, q *request) {
 			}
 		})
 	})
-	n.forget()
-}
-
-// forget drops requests that no longer wait, now and again.
-func (n *node) forget() {
-	if len(n.waits) >= 64 {
+	if len(n.waits) >= 64 { // now and again
 		n.dropDecided()
 	}
 }
@@ -122,7 +117,6 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	q := r.take(k, *a)
 	q.verdicts[0] = *v
 	r.count(r.node, q, 0)
-	r.free = append(r.free, q)
 }
 
 // undoneFor takes back the decision of an owner for another node, which did not wait for it.
@@ -231,10 +225,8 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 
 // carry delivers a frame, after those sent before.
 func (s *stream) carry(way int, do func()) {
-	w, to := s.from.world, [2]*node{s.to, s.from}[way]
-	at := max(w.now+int64(w.travel(w.Net.Hop)), s.last[way]+1)
-	s.last[way] = at
-	w.queue.Push(at, func() {
+	to := [2]*node{s.to, s.from}[way]
+	s.from.behind(&s.last[way], 0, func() {
 		if !s.ended && !s.stalled {
 			to.run(func() {
 				if !s.ended {
@@ -299,15 +291,6 @@ func (w *world) gone(n *node) {
 			if s := other.ring.streams[n.addr]; s != nil {
 				s.end(w.travel(w.Net.Hop))
 			}
-		}
-	}
-}
-
-// endRings ends the requests of rings that still wait: each is a coroutine, which would stay for ever.
-func (w *world) endRings() {
-	for _, n := range w.nodes {
-		if n.ring != nil {
-			n.ring.End()
 		}
 	}
 }

@@ -99,9 +99,6 @@ func (p *part) time() ratelimit.LedgerTime {
 
 // Partition implements [account.Partitioned].
 func (s *store) Partition(key string) int {
-	if len(s.parts) == 1 {
-		return 0
-	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
 	return int(h.Sum32() % uint32(len(s.parts)))
@@ -160,17 +157,25 @@ func (p *part) home(c *account.Claim) *part {
 
 // ask sends a batch, and delivers the answer, or an error.
 func (s *store) ask(n *node, b *leasing.Batch) {
-	p, ended := s.parts[b.Part()], false
-	end := func(do func()) func() {
-		return func() {
-			if !ended {
-				ended = true
-				do()
-				n.answered()
-			}
-		}
-	}
+	p := s.parts[b.Part()]
+	end := first(func(do func()) { do(); n.answered() })
 	claims, sent := b.Claims(), s.now
+	answer := func(grants []account.Grant, epoch ratelimit.Epoch, at ratelimit.LedgerTime, err error) {
+		if err != nil {
+			b.Fail(err)
+			return
+		}
+		b.Answer(epoch, at, grants)
+		n.heard(sent, claims, grants)
+	}
+	if s.envoys != nil {
+		if s.reachesAll(n, p, claims) {
+			answer(p.settle(n, claims))
+		} else {
+			b.Fail(context.DeadlineExceeded)
+		}
+		return
+	}
 	fail := func(err error) func() { return end(func() { b.Fail(err) }) }
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
 	s.bound.late(there + back)
@@ -205,14 +210,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 			return
 		}
 		s.in(back, func() {
-			n.run(end(func() {
-				if err != nil {
-					b.Fail(err)
-					return
-				}
-				b.Answer(epoch, at, grants)
-				n.heard(sent, claims, grants)
-			}))
+			n.run(end(func() { answer(grants, epoch, at, err) }))
 		})
 	})
 }
@@ -221,9 +219,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 func (s *store) tell(n *node, claims []account.Claim) {
 	for _, c := range claims {
 		p := s.parts[s.Partition(c.Key)]
-		if s.reaches(n, p) {
-			s.in(s.travel(s.Net.Trip), func() { _, _, _, _ = p.settle(n, []account.Claim{c}) })
-		}
+		s.trip(n, p, func() { _, _, _, _ = p.settle(n, []account.Claim{c}) }, nil)
 	}
 }
 
@@ -232,12 +228,12 @@ func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
 		if l, ok := p.ledger.(interface {
 			Prolong(context.Context) (ratelimit.Epoch, error)
-		}); ok && s.reaches(n, p) {
-			s.in(s.travel(s.Net.Trip), func() {
+		}); ok {
+			s.trip(n, p, func() {
 				if _, err := l.Prolong(s.ctx); err != nil {
 					s.violate(n.slot, -1, "the ledger failed: %v", err)
 				}
-			})
+			}, nil)
 		}
 	}
 }
@@ -250,28 +246,36 @@ type registrar interface {
 
 // register carries a node's registration.
 func (s *store) register(n *node, sent ratelimit.Instant) {
-	p, ended := s.parts[0], false
-	end := func(err error) func() {
-		return func() {
-			if !ended {
-				ended = true
-				n.stepped.RegisterAnswered(sent, err)
-				n.answered()
-			}
-		}
-	}
+	p := s.parts[0]
+	end := first(func(err error) {
+		n.stepped.RegisterAnswered(sent, err)
+		n.answered()
+	})
 	n.in(lane.TimeLimit, end(context.DeadlineExceeded))
 	s.trip(n, p, func() { _ = p.ledger.(registrar).Register(s.ctx, n.name<<nameBits) }, end(nil))
 }
 
-// trip does something at a part, and then at the node, unless a message is lost.
+// first makes calls of a function of which only the first takes place.
+func first[T any](do func(T)) func(T) func() {
+	ended := false
+	return func(x T) func() {
+		return func() {
+			if !ended {
+				ended = true
+				do(x)
+			}
+		}
+	}
+}
+
+// trip does something at a part, and then, if not nil, at the node, unless a message is lost.
 func (s *store) trip(n *node, p *part, do, then func()) {
 	if !s.reaches(n, p) {
 		return
 	}
 	s.in(s.travel(s.Net.Trip), func() {
 		do()
-		if s.reaches(n, p) && n.deaf == 0 {
+		if then != nil && s.reaches(n, p) && n.deaf == 0 {
 			s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(then) })
 		}
 	})
@@ -437,32 +441,20 @@ func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 
 // sit carries an application for a seat.
 func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan approx.Plan) {
-	p, ended := s.parts[0], false
-	end := func(t approx.Tenancy, err error) func() {
-		return func() {
-			if !ended {
-				ended = true
-				n.sat(sent, a, plan, t, err)
-			}
+	var t approx.Tenancy
+	var err error
+	end := first(func(answered bool) {
+		if answered {
+			n.sat(sent, a, plan, t, err)
+		} else {
+			n.sat(sent, a, plan, approx.Tenancy{Seat: -1}, context.DeadlineExceeded)
 		}
-	}
-	none := approx.Tenancy{Seat: -1}
-	n.in(time.Second, end(none, context.DeadlineExceeded))
-	if !s.reaches(n, p) {
-		return
-	}
-	s.in(s.travel(s.Net.Trip), func() {
-		t, err := s.seats.Sit(s.ctx, a)
-		if !s.reaches(n, p) || n.deaf > 0 {
-			return
-		}
-		s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(end(t, err)) })
 	})
+	n.in(time.Second, end(false))
+	s.trip(n, s.parts[0], func() { t, err = s.seats.Sit(s.ctx, a) }, end(true))
 }
 
 // leave gives up a seat.
 func (s *store) leave(n *node, a approx.Application) {
-	if s.reaches(n, s.parts[0]) {
-		s.in(s.travel(s.Net.Trip), func() { _, _ = s.seats.Sit(s.ctx, a) })
-	}
+	s.trip(n, s.parts[0], func() { _, _ = s.seats.Sit(s.ctx, a) }, nil)
 }

@@ -2,8 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,15 +9,6 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-func question(maxOver ratelimit.Share, wait time.Duration) Question {
-	return Question{
-		Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
-		Nodes: 3, Seed: 1, MaxOver: maxOver, MaxWait: wait,
-		Load: load.Load{Rate: 1500, Keys: 2, Length: 20 * time.Second},
-		Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
-	}
-}
 
 // Who allows nothing over is not told to drift; who cannot wait is.
 func TestRecommendations(t *testing.T) {
@@ -33,8 +22,13 @@ func TestRecommendations(t *testing.T) {
 		{ratelimit.Share{PPM: 50_000}, 15 * time.Millisecond, "Use "},
 		{ratelimit.Share{}, time.Microsecond, "Nothing keeps within 1µs"},
 	} {
-		q := question(c.over, c.wait)
-		a, err := WhatIf(context.Background(), q, nil)
+		q := Question{
+			Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
+			Nodes: 3, Seed: 1, MaxOver: c.over, MaxWait: c.wait,
+			Load: load.Load{Rate: 1500, Keys: 2, Length: 20 * time.Second},
+			Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
+		}
+		a, err := WhatIf(t.Context(), q, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,9 +38,8 @@ func TestRecommendations(t *testing.T) {
 		if eager := &a.Choices[2]; eager.Name != "leasing, eager" || eager.Declared != 3*25 {
 			t.Errorf("%s is said to be at most %d over, and three silent nodes may have 25 each", eager.Name, eager.Declared)
 		}
-		best := &a.Choices[a.Best]
-		if allowed := c.over.Of(500); best.Declared > allowed {
-			t.Errorf("%s may be %d over, and %d are allowed", best.Name, best.Declared, allowed)
+		if best := &a.Choices[a.Best]; best.Declared > c.over.Of(500) {
+			t.Errorf("%s may be %d over, and %d are allowed", best.Name, best.Declared, c.over.Of(500))
 		}
 		strict, leasing := a.Choices[0].Plain, a.Choices[1].Plain
 		if strict.ClaimsPerThousand() < 3*leasing.ClaimsPerThousand() {
@@ -64,34 +57,34 @@ func TestRecommendations(t *testing.T) {
 	}
 }
 
-func TestSharesAreSaidInDigits(t *testing.T) {
-	for n, want := range map[int64]string{1000: "100% wait", 996: "100% wait", 123: "12% wait", 5: "0.5% wait"} {
-		if got := share(n, 1000, "wait"); got != want {
-			t.Errorf("%d of 1000 is said as %s, want %s", n, got, want)
+// In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
+// outage begins or ends, between, and without one.
+func TestOutages(t *testing.T) {
+	rows, err := Outages(t.Context(), 1, 180, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		local := r.Policy == ratelimit.FailLocal.String()
+		if r.Outages < 20 || r.Windows < 100 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
+			t.Errorf("%+v: was it tried?", r)
 		}
 	}
 }
 
-// A recorded trace is played as it was.
-func TestWhatIfOfATrace(t *testing.T) {
-	t.Parallel()
-	var csv strings.Builder
-	for i := range 3000 {
-		csv.WriteString(strings.Join([]string{fmt.Sprint(float64(i) / 100), []string{"alice", "bob"}[i%2], "2"}, ",") + "\n")
-	}
-	r, err := load.ReadRecorded(strings.NewReader(csv.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := question(ratelimit.Share{}, 15*time.Millisecond)
-	q.Recorded, q.Limit.Requests = r, 60
-	a, err := WhatIf(context.Background(), q, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range a.Choices {
-		if c.Plain.Requests != 3000 || c.Plain.Offered != 6000 || c.Plain.Keys != 2 {
-			t.Errorf("%s: %d requests, %d tokens, %d keys", c.Name, c.Plain.Requests, c.Plain.Offered, c.Plain.Keys)
+// Windows with an outage that is not known are judged as those without one, and exceed their number.
+func TestOutageThatIsNotDeclared(t *testing.T) {
+	for _, policy := range []string{"local", "open"} {
+		beyond := 0
+		for seed := range uint64(40) {
+			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
+			o.from, o.to = time.Hour, 2*time.Hour
+			if new(OutageRow).judge(o) != nil {
+				beyond++
+			}
+		}
+		if beyond == 0 {
+			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
 		}
 	}
 }

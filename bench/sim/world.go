@@ -34,7 +34,7 @@ type world struct {
 	store   store
 	keys    []*key
 	named   map[string]*key // by their names in the ledger
-	free    []*request
+	envoys  *envoys         // nil: requests come to nodes
 	scratch []byte
 	rules   []*ratelimit.Rule // all versions that a node may have
 	books   books
@@ -55,9 +55,10 @@ type world struct {
 type key struct {
 	index int
 	name  []byte
-	rule  *ratelimit.Rule // with the largest limit of any node so far
-	part  *part           // of the ledger
-	parts []*part         // in which it was, and is
+	id    map[string]string // as Envoys name it
+	rule  *ratelimit.Rule   // with the largest limit of any node so far
+	part  *part             // of the ledger
+	parts []*part           // in which it was, and is
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
@@ -71,15 +72,18 @@ func Run(o Options) (*Result, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	w := newWorld(&o)
+	e, err := newEnvoys(&o)
+	if err != nil {
+		return nil, err
+	}
+	w := newWorld(&o, e)
 	w.play()
-	w.endRings()
 	return w.finish(), nil
 }
 
-func newWorld(o *Options) *world {
+func newWorld(o *Options, e *envoys) *world {
 	w := &world{
-		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
+		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
 		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, ops: map[opsOf]*ops{}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
@@ -87,6 +91,11 @@ func newWorld(o *Options) *world {
 	w.result.Sources = map[string]int64{}
 	w.store.open(w)
 	w.fewest = o.Nodes
+	w.bound.open(w)
+	w.books.open(w)
+	if e != nil {
+		e.open(w)
+	}
 	for range o.Nodes {
 		w.join()
 	}
@@ -106,8 +115,6 @@ func newWorld(o *Options) *world {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
 		w.queue.Push(w.every, w.mark)
 	}
-	w.bound.open(w)
-	w.books.open(w)
 	w.ends = int64(o.Load.Length) + int64(lane.TimeLimit) // work in progress at the end has ended
 	if o.Check && !o.Storeless {
 		w.ends = w.settleUp()
@@ -128,6 +135,9 @@ func (w *world) play() {
 	}
 	next, more := arrival()
 	for w.result.Violation == nil {
+		if w.envoys != nil && w.Check {
+			w.envoys.check()
+		}
 		at := w.queue.Next()
 		if more && int64(next.At) <= at {
 			w.now = int64(next.At)
@@ -155,19 +165,19 @@ const livelock = 200_000
 // finish computes the sums.
 func (w *world) finish() *Result {
 	r := &w.result
-	w.finishOps()
-	for _, n := range w.nodes { // a node that is still paused
-		n.forsake()
+	for _, n := range w.nodes {
+		if n.ring != nil { // each of its requests is a coroutine, which would stay for ever
+			n.ring.End()
+		}
+		n.forsake() // it may still be paused
 	}
+	w.finishOps()
+	r.Declared, r.Used, r.Keys = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used, len(w.keys)
 	for _, k := range w.keys {
 		j := k.judge
-		r.Keys++
 		r.Over = max(r.Over, j.Worst)
 		r.Under += j.Under(k.part.time())
 		r.Early += j.Early
-	}
-	r.Declared, r.Used = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used
-	for _, k := range w.keys {
 		if t := w.bound.tokens(k); t < 0 || r.Declared < 0 {
 			r.Declared = -1
 		} else {
@@ -242,7 +252,7 @@ func (w *world) judges(k *key) {
 	if is.Algorithm == ratelimit.TokenBucket {
 		// It refills at another rate from when the ledger last looked at it. Of a smaller one, nodes may have what the
 		// larger had.
-		k.extra = append(k.extra, extra{w.now, max(is.Burst, was.Burst)})
+		k.extra = append(k.extra, extra{at: w.now, n: max(is.Burst, was.Burst)})
 	}
 }
 
@@ -268,6 +278,26 @@ func (w *world) travel(d Delay) time.Duration {
 		t += time.Duration(w.rnd.ExpFloat64() * float64(d.Tail))
 	}
 	return max(t/2, time.Microsecond)
+}
+
+// behind delivers something on a way that keeps the order, behind what was sent last, and not before held.
+func (w *world) behind(last *int64, held int64, do func()) {
+	*last = max(w.now+int64(w.travel(w.Net.Hop)), *last+1, held)
+	w.queue.Push(*last, do)
+}
+
+// alarm has something happen at an instant, unless that is set for the same or an earlier one. set is when.
+func (w *world) alarm(set *int64, at int64, do func()) {
+	if *set > w.now && *set <= at {
+		return
+	}
+	*set = at
+	w.queue.Push(at, func() {
+		if *set == at {
+			*set = 0
+			do()
+		}
+	})
 }
 
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }

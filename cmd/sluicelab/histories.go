@@ -26,6 +26,7 @@ type historiesCmd struct {
 	// NoStore is named as that of check.
 	NoStore bool `help:"Simulate only rings without a store, in mode routing."`
 	Regions bool `help:"Simulate only regions that share a far store, in mode routing."`
+	Envoys  bool `help:"Simulate Envoys that lease parts of limits over RLQS, and their nodes."`
 	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
 	JSON    bool `help:"Print JSON."`
 }
@@ -35,7 +36,8 @@ func (*historiesCmd) Help() string {
 	return `Examples:
 
   sluicelab sim histories --count 10000
-  sluicelab sim histories --no-store`
+  sluicelab sim histories --no-store
+  sluicelab sim histories --envoys`
 }
 
 // Run fails if a history does.
@@ -43,12 +45,12 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
-	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Regions: c.Regions}
+	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Regions: c.Regions, Envoys: c.Envoys}
 	if err := which.Validate(); err != nil {
 		return err
 	}
 	if c.Trace {
-		return c.replay(s)
+		return c.replay(s, which)
 	}
 	debug.SetGCPercent(sim.GCPercent)
 	if c.Cores == 0 {
@@ -99,8 +101,8 @@ func countsLine(counts map[string]int64) string {
 	return strings.Join(all, ", ")
 }
 
-func (c *historiesCmd) replay(s cli.Streams) error {
-	o := sim.History(c.Seed)
+func (c *historiesCmd) replay(s cli.Streams, which sim.Selection) error {
+	o, _ := which.History(c.Seed)
 	o.Trace, o.Decisions = s.Out, true
 	r, err := sim.Run(o)
 	if err != nil {

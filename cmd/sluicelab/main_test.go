@@ -47,15 +47,18 @@ func TestFindsSluice(t *testing.T) {
 
 func TestSimHistories(t *testing.T) {
 	t.Parallel()
-	code, out, errs := runLine("sim", "histories", "--count", "20", "--json")
-	var sum sim.Summary
-	if err := json.Unmarshal([]byte(out), &sum); err != nil || code != 0 || sum.Histories != 20 || sum.Decisions == 0 {
-		t.Errorf("%d %v %s %s", code, err, out, errs)
-	}
-	code, out, _ = runLine("sim", "histories", "--seed", "3", "--trace")
-	_, again, _ := runLine("sim", "histories", "--seed", "3", "--trace")
-	if code != 0 || out != again || !strings.Contains(out, "the ledger grants") {
-		t.Errorf("%d: a replay is not the same twice, or says nothing: %.200s", code, out)
+	for _, kind := range [][]string{{"--seed", "3"}, {"--seed", "2", "--envoys"}} {
+		line := append([]string{"sim", "histories"}, kind...)
+		code, out, errs := runLine(append(line, "--count", "20", "--json")...)
+		var sum sim.Summary
+		if err := json.Unmarshal([]byte(out), &sum); err != nil || code != 0 || sum.Histories != 20 || sum.Decisions == 0 {
+			t.Errorf("%v: %d %v %s %s", kind, code, err, out, errs)
+		}
+		code, out, _ = runLine(append(line, "--trace")...)
+		_, again, _ := runLine(append(line, "--trace")...)
+		if code != 0 || out != again || !strings.Contains(out, "the ledger grants") {
+			t.Errorf("%v: %d: a replay is not the same twice, or says nothing: %.200s", kind, code, out)
+		}
 	}
 	if code, _, errs := runLine("sim", "histories", "--count", "0"); code != 1 || !strings.Contains(errs, "--count is 0") {
 		t.Errorf("%d %s", code, errs)
@@ -95,6 +98,7 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 	for want, flags := range map[string][]string{
 		"the mode is \"strict\", must be one of leasing": {"--mode", "strict"},
 		"only mode routing is played without a store":    {"--mode", "approx", "--no-store"},
+		"Envoys are not selected further":                {"--mode", "leasing", "--envoys"},
 	} {
 		if code, _, errs := runLine(append([]string{"sim", "histories"}, flags...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s, want %q", flags, code, errs, want)
