@@ -78,7 +78,8 @@ type keeperScript struct {
 func (s *keeperScript) applied(a Application, due bool) string {
 	text := "waits"
 	if due {
-		if text = fmt.Sprintf("of %d seats, has seat %d with fence %d", a.Seats, a.Now.Seat, a.Now.Fence); a.Holder != 7 || a.valid() != nil {
+		text = fmt.Sprintf("of %d seats, has seat %d with fence %d", a.Seats, a.Now.Seat, a.Now.Fence)
+		if a.Holder != 7 || a.valid() != nil {
 			s.Errorf("it applies with %+v", a)
 		}
 	}
@@ -106,7 +107,8 @@ func (s *keeperScript) do(line string) string {
 		}
 		s.plan = NewPlan(all)
 	case "ledger":
-		known := ratelimit.EpochKnown{ID: uint64(w.number("id")), Asked: s.now.Add(w.duration("asked")), Young: w.has("learning")}
+		known := ratelimit.EpochKnown{ID: uint64(w.number("id")), Young: w.has("learning")}
+		known.Asked = s.now.Add(w.duration("asked"))
 		s.Epoch = func() ratelimit.EpochKnown { return known }
 	case "gets", "answer":
 		if command == "answer" {
@@ -215,8 +217,9 @@ func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
 		told, ledger.t, ledger.err = nil, x.t, x.err
 		k.keep(t.Context(), x.plan)
 		seat, wanted := k.Seat()
-		if len(ledger.asked) != x.asked || seat != x.seat || wanted != (x.plan.Seats > 0) || strings.Join(told, "; ") != x.told {
-			t.Errorf("step %d: asked %d times, seat %d, wanted %v, told of %q", i, len(ledger.asked), seat, wanted, told)
+		asked, said := len(ledger.asked), strings.Join(told, "; ")
+		if asked != x.asked || seat != x.seat || wanted != (x.plan.Seats > 0) || said != x.told {
+			t.Errorf("step %d: asked %d times, seat %d, wanted %v, told of %q", i, asked, seat, wanted, said)
 		}
 		now = now.Add(x.later)
 	}

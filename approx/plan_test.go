@@ -67,7 +67,7 @@ func TestMaxNodesChangesWithinAWindow(t *testing.T) {
 		worst = max(worst, last)
 	}
 	if worst != 500 || last != 500 || r.keepers[0].Share(r.clock(), r.rules[0], r.now) != 500 {
-		t.Errorf("of a budget of 500 %d are spent at most in a window, and %d in the last, all of which is one node's", worst, last)
+		t.Errorf("of a budget of 500 at most %d are spent in a window, and by one node in the last: %d", worst, last)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestPlans(t *testing.T) {
 		x.change(&changed)
 		p := planOf(&changed)
 		if planOf(a, &changed).id == same.id || p.Seats != x.seats || len(p.shares) != x.divided {
-			t.Errorf("%s: the same plan, or %d seats and %d budgets, want %d and %d", what, p.Seats, len(p.shares), x.seats, x.divided)
+			t.Errorf("%s: the same plan, or %d seats and %d budgets", what, p.Seats, len(p.shares))
 		}
 	}
 	a.Override, a.Path = true, ""
@@ -185,6 +185,20 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 		}
 		if share, seats := shareUnder(all, reached.Add(c.later), c.rule, c.begins); share != c.share || seats != c.seats {
 			t.Errorf("%s: a share of %d for %d seats, want %d for %d", c.what, share, seats, c.share, c.seats)
+		}
+	}
+}
+
+// How long a bucket takes to fill follows from its size and its rate, also where it is slow.
+func TestFillTime(t *testing.T) {
+	type bucket struct{ requests, burst ratelimit.Tokens }
+	for b, want := range map[bucket]time.Duration{
+		{60, 90}: 90 * time.Second, {1, 3}: 3 * time.Minute, {2, 3}: 90 * time.Second, {0, 3}: 3 * time.Minute,
+		{1, ratelimit.MaxLimit}: 1 << 62, // for ever
+	} {
+		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: b.requests, Burst: b.burst}
+		if got := l.Refill(b.burst); got != want {
+			t.Errorf("%d of a size, at %d a minute: %v, want %v", b.burst, b.requests, got, want)
 		}
 	}
 }

@@ -91,7 +91,9 @@ func TestSeats(t *testing.T) {
 // There are at most ten thousand seats. An application for more, for none, or without a holder is invalid.
 func TestApplicationsAreChecked(t *testing.T) {
 	m := NewMemory(func() ratelimit.LedgerTime { return epoch })
-	for a, ok := range map[[2]int]bool{{0, 0}: false, {1, 10_000}: true, {1, 10_001}: false, {1, 1}: true, {1, 0}: false, {0, 1}: false} {
+	for a, ok := range map[[2]int]bool{
+		{0, 0}: false, {1, 10_000}: true, {1, 10_001}: false, {1, 1}: true, {1, 0}: false, {0, 1}: false,
+	} {
 		if _, err := m.Sit(t.Context(), Application{Holder: ratelimit.Holder(a[0]), Seats: a[1]}); (err == nil) != ok {
 			t.Errorf("holder %d, %d seats: %v", a[0], a[1], err)
 		}
@@ -131,7 +133,8 @@ func TestSeatScripts(t *testing.T) {
 				m.Forget()
 				continue
 			}
-			a := Application{Holder: ratelimit.Holder(who[0] - '0'), Seats: seats, Leave: w.has("leaves"), Clean: w.has("clean"), Plan: 1, Now: none}
+			a := Application{Holder: ratelimit.Holder(who[0] - '0'), Seats: seats, Plan: 1, Now: none}
+			a.Leave, a.Clean = w.has("leaves"), w.has("clean")
 			if !w.has("sits") {
 				a.Now = had[who]
 			}

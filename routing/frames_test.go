@@ -305,13 +305,12 @@ func TestAnswersToAFetch(t *testing.T) {
 // Waiting requests are answered before a parcel of the same message is adopted.
 func TestAnswersBeforeAParcel(t *testing.T) {
 	w, a, p := newPeer(t, "b:1")
-	f := &wire.Frame{
-		Fetches: []*wire.Fetch{{Id: 3, Key: keyIn(0, "b:1", "a:1"), Ring: a.Stats().Ring}}, Parcel: w.parcel(1, keyIn(0, "a:1", "b:1")),
-	}
+	fetch := &wire.Fetch{Id: 3, Key: keyIn(0, "b:1", "a:1"), Ring: a.Stats().Ring}
 	p.heard()
-	p.sends(f, false)
+	p.sends(&wire.Frame{Fetches: []*wire.Fetch{fetch}, Parcel: w.parcel(1, keyIn(0, "a:1", "b:1"))}, false)
 	w.until("all is answered", func() bool { return len(p.frames) == 2 })
-	if len(p.frames[0].GetReplies()) != 1 || len(p.frames[0].GetReceipts()) != 0 || len(p.frames[1].GetReceipts()) != 1 {
+	first, second := p.frames[0], p.frames[1]
+	if len(first.GetReplies()) != 1 || len(first.GetReceipts()) != 0 || len(second.GetReceipts()) != 1 {
 		t.Errorf("it says %v", p.frames)
 	}
 }
@@ -377,10 +376,9 @@ func TestParcelsCountOnce(t *testing.T) {
 	if sends(w.parcel(0)) || a.Stats().RejectedBy["parcel"] != 1 {
 		t.Error("a parcel without a number was accepted")
 	}
-	if bad := w.parcel(1); true {
-		if bad.Sent = -1; sends(bad) || a.Stats().RejectedBy["sent"] != 1 {
-			t.Error("a parcel of another time was accepted")
-		}
+	bad := w.parcel(1)
+	if bad.Sent = -1; sends(bad) || a.Stats().RejectedBy["sent"] != 1 {
+		t.Error("a parcel of another time was accepted")
 	}
 	const most = 33 // without a receipt
 	for number := range uint64(most) {
@@ -389,10 +387,13 @@ func TestParcelsCountOnce(t *testing.T) {
 		}
 	}
 	key := keyIn(0, "a:1", "b:1")
-	if !sends(w.parcel(1, key)) || w.left("a:1", key) != 6 {
-		t.Errorf("a parcel that came again was not answered, or %d of 10 are left after 4", w.left("a:1", key))
+	last := keyIn(100*(most-1), "a:1", "b:1")
+	if !sends(w.parcel(1, key)) || !sends(w.parcel(most, last)) || w.left("a:1", key)+w.left("a:1", last) != 12 {
+		t.Errorf("parcels that came again are not answered, or count again: %d and %d of 10 are left after 4",
+			w.left("a:1", key), w.left("a:1", last))
 	}
-	if !sends(w.parcel(most+1)) || sends(w.parcel(1)) || !sends(w.parcel(most+1)) || a.Stats().RejectedBy["parcel"] != 2 {
+	only := sends(w.parcel(most+1)) && !sends(w.parcel(1)) && sends(w.parcel(most+1))
+	if !only || a.Stats().RejectedBy["parcel"] != 2 {
 		t.Errorf("of so many without a receipt, only the last is answered: %v", a.Stats().RejectedBy)
 	}
 }
@@ -408,14 +409,20 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		begins time.Duration // from the sender's now
 		owner  string
 		taken  bool
-	}{{0, "a:1", true}, {0, "b:1", false}, {moved.MostApart - time.Second, "a:1", true}, {moved.MostApart + time.Second, "a:1", false}} {
+	}{
+		{0, "a:1", true},
+		{0, "b:1", false},
+		{moved.MostApart - time.Second, "a:1", true},
+		{moved.MostApart + time.Second, "a:1", false},
+	} {
 		key, to := keyIn(100*i, slices.Compact([]string{x.owner, "a:1", "b:1"})...), moved.NewWriter(w.here())
 		account := w.used(4)
 		account.Begins = w.here().Add(x.begins)
 		account.Ends = account.Begins.Add(time.Minute)
 		to.Account(key, &account)
 		before := a.Stats().RejectedBy["account"]
-		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: int64(w.here().Add(-behind)), Accounts: to.B}})
+		sent := int64(w.here().Add(-behind))
+		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: sent, Accounts: to.B}})
 		got, ok := a.local.TakeOut(w.now, key)
 		if refused := len(f.GetReceipts()[0].GetRefused()) > 0; ok != x.taken || refused != (x.owner != "a:1") {
 			t.Errorf("%+v: it has it %v, and refuses it %v", x, ok, refused)
@@ -476,22 +483,12 @@ func TestReceipts(t *testing.T) {
 		case "another stream":
 			w.breakAll("a:1", "b:1")
 		}
-		w.until("it is sent again", func() bool { return w.sentParcel(p) != nil })
-		again := w.sentParcel(p)
+		w.until("it is sent again", func() bool { return merged(p.frames).GetParcel() != nil })
+		again := merged(p.frames).GetParcel()
 		if again.GetNumber() != number || !slices.Equal(accounts(again), accounts(first)) || a.Stats().Handed != 0 {
 			t.Errorf("%s: parcel %d has %q, want %d", how, again.GetNumber(), accounts(again), number)
 		}
 	}
-}
-
-// sentParcel is the last parcel to a peer, if there is one.
-func (w *world) sentParcel(p *peer) (last *wire.Parcel) {
-	for _, f := range p.frames {
-		if f.GetParcel() != nil {
-			last = f.GetParcel()
-		}
-	}
-	return last
 }
 
 // A node without receipts sends a bounded number of parcels. Each account is in one of them.
@@ -556,7 +553,8 @@ func TestWhenANodeJoins(t *testing.T) {
 			w.play(5 * time.Millisecond)
 		}
 		if joined < x.joins || joined > x.joins+time.Second || ready < x.readys || ready > x.readys+time.Second {
-			t.Errorf("%s: it has joined after %v and is ready after %v, want %v and %v", x.what, joined, ready, x.joins, x.readys)
+			t.Errorf("%s: it has joined after %v, want %v, and is ready after %v, want %v",
+				x.what, joined, x.joins, ready, x.readys)
 		}
 	}
 }
@@ -591,8 +589,8 @@ func newTarget(t testing.TB) *target {
 	w.breakAll("a:1", "b:1")
 	w.until("it owes 4", func() bool { return len(x.p.asks()) > 0 })
 	x.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
-	w.do2(a, x.key, x.asked)
-	w.do2(a, keyIn(0, "a:1", "b:1"), make([]verdict, 1))
+	a.Ask([]ask{{Rule: w.rule, Key: x.key, Cost: 3}}, x.asked, nil, func() {})
+	a.Ask([]ask{{Rule: w.rule, Key: keyIn(0, "a:1", "b:1"), Cost: 3}}, v, nil, func() {})
 	w.play(time.Millisecond)
 	asks := x.p.asks()
 	x.open = []uint64{asks[1].GetId(), asks[0].GetId(), x.p.fetches()[0].GetId()}
@@ -602,11 +600,6 @@ func newTarget(t testing.TB) *target {
 
 func newTable() *table.Table {
 	return table.New(func(*table.Record) (any, error) { return nil, nil })
-}
-
-// do2 sends a request of 3 tokens.
-func (w *world) do2(n *node, key []byte, v []verdict) {
-	n.Ask([]ask{{Rule: w.rule, Key: key, Cost: 3}}, v, nil, func() {})
 }
 
 // takes has a frame accepted, and looks at what the node makes of it.
@@ -659,7 +652,8 @@ func (x *target) handsOn(key []byte) {
 		rule, v := routed(10), make([]verdict, 1)
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(i), 10
 		x.a.local.Decide(x.Context(), x.now, []ask{{Rule: rule, Key: key, Cost: 7}}, v)
-		if v[0].Remaining < 0 || v[0].ResetAfter < 0 || !had && i == 0 && v[0].OverLimit && v[0].Source != ratelimit.FromOverflow {
+		none := !had && i == 0 && v[0].OverLimit && v[0].Source != ratelimit.FromOverflow
+		if none || v[0].Remaining < 0 || v[0].ResetAfter < 0 {
 			x.Errorf("%s: %+v", ratelimit.Algorithms[i], v[0])
 		}
 	}
@@ -689,8 +683,12 @@ type framed struct {
 // frames are what nodes say, and some of what they never do.
 func frames(x *target) map[string]framed {
 	own, rule, here := keyIn(0, "a:1", "b:1"), routing.RuleBytes(x.rule), int64(x.here())
-	window := int64(x.rule.Limit.WindowAt(x.here()))
-	ring := x.a.Stats().Ring
+	window, ring := int64(x.rule.Limit.WindowAt(x.here())), x.a.Stats().Ring
+	says := func(f *wire.Frame, kinds ...string) framed { return framed{f, false, kinds} }
+	asks := func(asks ...*wire.Ask) *wire.Frame { return &wire.Frame{Asks: asks} }
+	of := func(id uint64, kind ratelimit.Kind, cost, window int64) *wire.Ask {
+		return &wire.Ask{Id: id, Key: own, Cost: cost, Kind: uint32(kind), Rule: rule, Window: window}
+	}
 	parcel := func(number uint64, a local.Account) *wire.Parcel {
 		w := moved.NewWriter(x.here())
 		w.Account(own, &a)
@@ -699,38 +697,36 @@ func frames(x *target) map[string]framed {
 	bucket := local.Account{
 		Algorithm: ratelimit.TokenBucket, Begins: x.here(), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60,
 	}
-	record := func() []byte {
-		of := table.Alone{Table: newTable(), Wall: x.wall}
-		if _, err := of.Set(x.Context(), table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
-			x.Fatal(err)
-		}
-		return table.NewStream(of.Table).Next()
+	shared := table.Alone{Table: newTable(), Wall: x.wall}
+	if _, err := shared.Set(x.Context(), table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
+		x.Fatal(err)
 	}
-	spent := func(id uint64, kind ratelimit.Kind, cost, window int64) *wire.Ask {
-		return &wire.Ask{Id: id, Key: own, Cost: cost, Kind: uint32(kind), Rule: rule, Window: window}
-	}
-	of := func(f *wire.Frame, kinds ...string) framed { return framed{f, false, kinds} }
+	undo := of(1, 3, 5, window)
+	undo.Charged = 5
+	more := of(1, spend, 1, 0)
+	more.Charged = 2
 	return map[string]framed{
-		"asks": of(&wire.Frame{Asks: []*wire.Ask{spent(1, spend, 1, 0), spent(2, refund, 1, 0), spent(3, ratelimit.Peek, 0, 0)}}),
-		"undo": of(&wire.Frame{Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: 3, Rule: rule, Window: window}}}, "ask"),
-		"settles": of(&wire.Frame{Asks: []*wire.Ask{
-			spent(1, charge, 1<<43, window), spent(2, gives, 7, math.MaxInt64), spent(3, gives, 0, 0),
-		}}, "ask"),
-		"no asks": of(&wire.Frame{Asks: []*wire.Ask{
-			{}, spent(1, spend, -1, 0), {Key: own, Cost: 1}, {Key: make([]byte, 1000), Cost: 1, Rule: rule}, spent(1, 9, 1, 0),
-			{Key: own, Cost: 1, Rule: []byte("no rule")}, spent(1, spend, 0, 0), {Key: own, Cost: 1, Charged: 2, Rule: rule},
-			spent(1, charge, 1, -1), {Key: own, Cost: 1, Rule: make([]byte, 2000)},
-		}}, "ask"),
-		"table":        of(&wire.Frame{Table: record()}),
-		"half a table": of(&wire.Frame{Table: []byte{9}}, "frame"),
-		"fetches":      of(&wire.Frame{Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: ring}, {Id: 2}}}, "fetch"),
-		"presences":    of(&wire.Frame{Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}}),
-		"leaves": of(&wire.Frame{
+		"asks":    says(asks(of(1, spend, 1, 0), of(2, refund, 1, 0), of(3, ratelimit.Peek, 0, 0))),
+		"undo":    says(asks(undo), "ask"),
+		"settles": says(asks(of(1, charge, 1<<43, window), of(2, gives, 7, math.MaxInt64), of(3, gives, 0, 0)), "ask"),
+		"no asks": says(asks(
+			&wire.Ask{}, &wire.Ask{Key: own, Cost: 1}, &wire.Ask{Key: make([]byte, 1000), Cost: 1, Rule: rule},
+			&wire.Ask{Key: own, Cost: 1, Rule: []byte("no rule")}, &wire.Ask{Key: own, Cost: 1, Rule: make([]byte, 2000)},
+			of(1, spend, -1, 0), of(1, spend, 0, 0), of(1, 9, 1, 0), of(1, charge, 1, -1), more,
+		), "ask"),
+		"more than a frame has": says(asks(slices.Repeat([]*wire.Ask{of(1, spend, 1, 0)}, 1025)...), "frame"),
+		"table":                 says(&wire.Frame{Table: table.NewStream(shared.Table).Next()}),
+		"half a table":          says(&wire.Frame{Table: []byte{9}}, "frame"),
+		"fetches":               says(&wire.Frame{Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: ring}, {Id: 2}}}, "fetch"),
+		"presences": says(&wire.Frame{
+			Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}},
+		}),
+		"leaves": says(&wire.Frame{
 			Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: ring, DoneChanges: 3, Ping: 5, Sent: here,
 		}),
-		"parcel": of(&wire.Frame{Parcel: parcel(1, x.used(3))}),
-		"bucket": of(&wire.Frame{Parcel: parcel(9, bucket)}),
-		"future": of(&wire.Frame{
+		"parcel": says(&wire.Frame{Parcel: parcel(1, x.used(3))}),
+		"bucket": says(&wire.Frame{Parcel: parcel(9, bucket)}),
+		"future": says(&wire.Frame{
 			Parcel: parcel(1, local.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61}), Sent: math.MaxInt64,
 		}, "account", "sent"),
 		"replies": {&wire.Frame{Replies: []*wire.Reply{
@@ -741,8 +737,9 @@ func frames(x *target) map[string]framed {
 		"lies": {&wire.Frame{Replies: []*wire.Reply{
 			{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Status: 99}, {Id: 3, Found: 99, Status: 99},
 		}}, true, []string{"reply"}},
-		"receipts": {&wire.Frame{Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}}},
-			true, []string{"receipt"}},
+		"receipts": {&wire.Frame{
+			Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}},
+		}, true, []string{"receipt"}},
 	}
 }
 

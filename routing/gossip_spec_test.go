@@ -70,7 +70,8 @@ func TestGossipedNames(t *testing.T) {
 	}
 	long := strings.Repeat("h", maxAddr-2) + ":1"
 	for name, ok := range map[string]bool{
-		"10.0.0.1:1": true, "nonsense": false, ":1": false, long: true, "h" + long: false, strings.Repeat("h", 10_000) + ":1": false,
+		"10.0.0.1:1": true, "nonsense": false, ":1": false, long: true, "h" + long: false,
+		strings.Repeat("h", 10_000) + ":1": false,
 	} {
 		expect(name, ok)
 	}

@@ -30,7 +30,8 @@ func TestParsePeers(t *testing.T) {
 			t.Errorf("%s: %v %v", text, d, err)
 		}
 	}
-	for _, text := range []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "dns:a:x", "dns:a:70000", "raft:a:1"} {
+	bad := []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "dns:a:x", "dns:a:70000", "raft:a:1"}
+	for _, text := range bad {
 		if _, err := routing.ParsePeers(text, nil); err == nil || !strings.Contains(err.Error(), "PEERS") {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -209,7 +210,8 @@ func TestWrongGossipIsCounted(t *testing.T) {
 	}, w.clock, time.Now())
 	counted := func() uint64 { return n.Stats().RejectedBy["gossip"] }
 	bad := gossips(t, free[1], "10.0.0.2:1", guessed, at)
-	if _, err := bad.Find(t.Context()); !errors.Is(err, routing.ErrSecret) || !strings.HasPrefix(err.Error(), "gossip with "+at+": ") {
+	_, err := bad.Find(t.Context())
+	if !errors.Is(err, routing.ErrSecret) || !strings.HasPrefix(err.Error(), "gossip with "+at+": ") {
 		t.Errorf("the one who has it wrong is not told: %v", err)
 	}
 	w.eventually("a wrong secret is counted", func() bool { return counted() > 0 })

@@ -123,15 +123,16 @@ func TestHandOverUnderLoad(t *testing.T) {
 			over++
 		}
 	}
-	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v; %d over, %d missing, %d failed", keys, l.rate,
-		nodes[0].Stats().Handed+nodes[1].Stats().Handed, joined.Round(time.Millisecond), left.Round(time.Millisecond), over,
-		missing, l.failed.Load())
-	t.Logf("longest decision (and 99.9th percentile): before %v (%v), while nodes came and went %v (%v); requests began up to %v late",
-		before, before999, longest, p999, late)
-	if over > 0 || missing > int(l.failed.Load()) {
-		t.Errorf("%d of %d keys admitted more than 10, and %d tokens are lost of %d failed decisions", over, keys, missing, l.failed.Load())
+	handed, failed := nodes[0].Stats().Handed+nodes[1].Stats().Handed, int(l.failed.Load())
+	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v", keys, l.rate, handed, joined, left)
+	t.Logf("longest decision (and 99.9th percentile): before %v (%v), while nodes came and went %v (%v)",
+		before, before999, longest, p999)
+	t.Logf("requests began up to %v late", late)
+	if over > 0 || missing > failed {
+		t.Errorf("%d of %d keys admitted more than 10; %d tokens are lost, and %d decisions failed", over, keys, missing, failed)
 	}
-	if measures && late < ratelimit.StoreDeadline/3 && (l.failed.Load() > 0 || longest > before+ratelimit.StoreDeadline) {
-		t.Errorf("%d decisions failed, and one took %v, before %v", l.failed.Load(), longest, before)
+	quiet := late < ratelimit.StoreDeadline/3
+	if measures && quiet && (failed > 0 || longest > before+ratelimit.StoreDeadline) {
+		t.Errorf("%d decisions failed, and one took %v, before %v", failed, longest, before)
 	}
 }

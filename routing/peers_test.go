@@ -166,7 +166,10 @@ func hello(addr string) *wire.Hello {
 	return &wire.Hello{Version: routing.Version, Addr: addr, Nonce: bytes.Repeat([]byte("n"), 26), Incarnation: 7}
 }
 
-type callerStream = grpc.BidiStreamingClient[wire.Frame, wire.Frame]
+type (
+	callerStream = grpc.BidiStreamingClient[wire.Frame, wire.Frame]
+	calledStream = grpc.BidiStreamingServer[wire.Frame, wire.Frame]
+)
 
 // dialTo opens a stream to an address. It ends with the test.
 func dialTo(t *testing.T, addr string, client creds) (callerStream, error) {
@@ -221,15 +224,15 @@ func (n *router) meet(t *testing.T, h *wire.Hello, secret string) (s callerStrea
 // server serves an attacker at a port.
 type server struct {
 	wire.UnimplementedPeerServer
-	exchange func(from grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error
+	exchange func(from calledStream) error
 }
 
 // Exchange is what nodes call.
-func (s server) Exchange(from grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
+func (s server) Exchange(from calledStream) error {
 	return s.exchange(from)
 }
 
-func serve(t *testing.T, l net.Listener, as creds, exchange func(grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error) {
+func serve(t *testing.T, l net.Listener, as creds, exchange func(from calledStream) error) {
 	s := grpc.NewServer(grpc.Creds(as))
 	wire.RegisterPeerServer(s, server{exchange: exchange})
 	go func() { _ = s.Serve(l) }()
@@ -286,18 +289,21 @@ func TestRouterBadPeers(t *testing.T) {
 			t.Errorf("%s: %v is told %v, and %v are counted", x.kind, h, err, n.Stats().RejectedBy)
 		}
 		says := fmt.Sprintf("it speaks version %d, and this node version %d", h.GetVersion(), routing.Version)
-		if x.kind == "version" && (!strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/guides/upgrading.md")) {
+		if x.kind != "version" {
+			continue
+		}
+		if !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/guides/upgrading.md") {
 			t.Errorf("another version is told %v", err)
 		}
 	}
 	_, plain := routing.Anonymous()
-	serve(t, w.lis[1], plain, func(s grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
+	serve(t, w.lis[1], plain, func(s calledStream) error {
 		_, _ = s.Recv()
 		old := hello(w.addrs[1])
 		old.Version--
 		return s.Send(&wire.Frame{Welcome: old})
 	})
-	w.hears(n, "it complains of the node that it has called", func(err error) bool { return errors.Is(err, routing.ErrVersion) })
+	w.hears(n, "it complains of the called node", func(err error) bool { return errors.Is(err, routing.ErrVersion) })
 	if s := n.Stats(); len(s.Members) > 1 || s.Refused < 10 {
 		t.Errorf("in the ring: %v; %d are refused", s.Members, s.Refused)
 	}
@@ -350,7 +356,7 @@ func TestRelayIsRefused(t *testing.T) {
 		a, victim, real := w.make(0, nil), w.make(1, nil), w.lis[2] // where the second node really is
 		var heard atomic.Int64
 		if c.relay != nil {
-			serve(t, w.lis[1], c.relayedAs, func(from grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
+			serve(t, w.lis[1], c.relayedAs, func(from calledStream) error {
 				to, err := dialTo(t, real.Addr().String(), c.relay)
 				if err != nil {
 					return err
@@ -358,7 +364,10 @@ func TestRelayIsRefused(t *testing.T) {
 				return relays(from, to, &heard)
 			})
 		} else {
-			go relayBytes(w.lis[1], real.Addr().String(), func(to, from net.Conn) { _, _ = io.Copy(to, from); to.Close() })
+			go relayBytes(w.lis[1], real.Addr().String(), func(to, from net.Conn) {
+				_, _ = io.Copy(to, from)
+				to.Close()
+			})
 		}
 		w.run(a, w.lis[0])
 		w.run(victim, real)
@@ -377,7 +386,7 @@ func TestRelayIsRefused(t *testing.T) {
 }
 
 // relays passes frames on, in both directions, and adds a refund behind the introduction. It counts the answers.
-func relays(from grpc.BidiStreamingServer[wire.Frame, wire.Frame], to callerStream, heard *atomic.Int64) error {
+func relays(from calledStream, to callerStream, heard *atomic.Int64) error {
 	also := &wire.Ask{Id: 9, Key: keyOf(1), Cost: 10, Kind: uint32(refund), Rule: routing.RuleBytes(routed(10))}
 	go func() {
 		for i := 0; ; i++ {
@@ -435,7 +444,7 @@ func TestProofsAreNotPlayedAgain(t *testing.T) {
 	}
 	// The node dials a stranger, who says its own proof back to it, as the called one's and as a caller's.
 	done := make(chan error, 100)
-	serve(t, w.lis[1], plain, func(from grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
+	serve(t, w.lis[1], plain, func(from calledStream) error {
 		_, _ = from.Recv()
 		back, _ := dialTo(t, n.addr, client)
 		f, err := say(back, &wire.Frame{Hello: hello(w.addrs[1])})
@@ -520,11 +529,13 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 		return conn
 	}
 	says("\x16\x03\x01").Close()
-	for what, hello := range map[string]string{"plaintext": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "tls": "\x16\x03\x01\x00\x05hello"} {
-		from := says(hello).LocalAddr().String()
-		told := <-n.errs
-		if !strings.Contains(told.Error(), "TLS") || !strings.HasPrefix(told.Error(), from+": ") || n.Stats().RejectedBy[what] != 1 {
-			t.Errorf("%s: %v, and %v are counted", what, told, n.Stats().RejectedBy)
+	for what, hello := range map[string]string{
+		"plaintext": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "tls": "\x16\x03\x01\x00\x05hello",
+	} {
+		from, told := says(hello).LocalAddr().String(), (<-n.errs).Error()
+		counted := n.Stats().RejectedBy
+		if !strings.Contains(told, "TLS") || !strings.HasPrefix(told, from+": ") || counted[what] != 1 {
+			t.Errorf("%s: %v, and %v are counted", what, told, counted)
 		}
 	}
 	old := &tls.Config{MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // it is what is refused
@@ -532,12 +543,14 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 		conn.Close()
 		t.Error("TLS 1.2 was taken, whose exporter binds nothing")
 	}
-	conn, err := tls.Dial("tcp", n.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // it is looked at
+	own := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}} //nolint:gosec // it is what is looked at
+	conn, err := tls.Dial("tcp", n.addr, own)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if c := conn.ConnectionState().PeerCertificates[0]; c.Subject.String() != "" || len(c.DNSNames)+len(c.IPAddresses) > 0 {
+	c := conn.ConnectionState().PeerCertificates[0]
+	if c.Subject.String() != "" || len(c.DNSNames)+len(c.IPAddresses) > 0 {
 		t.Errorf("its certificate says %v", c.Subject)
 	}
 }
@@ -558,7 +571,8 @@ func TestSecretHasALeastLength(t *testing.T) {
 		{routing.Options{Addr: "a:1", Secret: known, Region: strings.Repeat("r", 64)}, ""},
 		{routing.Options{Addr: "a:1", TLS: plain}, ""},
 	} {
-		if err := c.o.Validate(); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+		err := c.o.Validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.o, err)
 		}
 	}
@@ -616,7 +630,8 @@ func TestStrangersArePutOffInBounds(t *testing.T) {
 	var attack sync.WaitGroup
 	for range 12 {
 		attack.Go(func() {
-			_ = hostile.Unfinished(hostile.PeerMethod, hostile.TLS(nodes[0].addr), 16, 4<<20, 16<<10, 900*time.Millisecond)
+			at := hostile.TLS(nodes[0].addr)
+			_ = hostile.Unfinished(hostile.PeerMethod, at, 16, 4<<20, 16<<10, 900*time.Millisecond)
 		})
 	}
 	ended := make(chan struct{})
@@ -694,7 +709,8 @@ func TestNotInTheRingDecidesNothing(t *testing.T) {
 	w := newPorts(t, 1)
 	n, start := w.make(0, nil), time.Now()
 	v := n.ask(10, keyOf(1), 1)
-	if took := time.Since(start); !v.OverLimit || v.Source != ratelimit.FromFallback || took < ratelimit.MaxStoreDeadline {
+	took := time.Since(start)
+	if !v.OverLimit || v.Source != ratelimit.FromFallback || took < ratelimit.MaxStoreDeadline {
 		t.Errorf("%+v after %v", v, took)
 	}
 }

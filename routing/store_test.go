@@ -165,7 +165,8 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		if v.OverLimit == admitted || v.Source != ratelimit.FromFallback {
 			t.Errorf("%v: %+v", policy, v)
 		}
-		if v := w.one("a:1", ask{Key: keyIn(0, "a:1", "b:1"), Cost: 5}); v.OverLimit != (policy == ratelimit.FailClosed) {
+		v = w.one("a:1", ask{Key: keyIn(0, "a:1", "b:1"), Cost: 5})
+		if v.OverLimit != (policy == ratelimit.FailClosed) {
 			t.Errorf("%v, a key of its own: %+v", policy, v)
 		}
 	}

@@ -169,8 +169,8 @@ func (w *world) start(addr string) *node {
 	after := func(d time.Duration, do func()) { w.in(d, func() { n.do(do) }) }
 	clock := func() ratelimit.Instant { return w.now }
 	o := routing.SteppedOptions{
-		Options: routing.Options{Addr: addr, HotRate: w.hotRate, Table: w.records}, Incarnation: n.life, Clock: clock, Wall: w.wall(),
-		After: after, Random: w.rnd.Float64, Wires: n,
+		Options:     routing.Options{Addr: addr, HotRate: w.hotRate, Table: w.records},
+		Incarnation: n.life, Clock: clock, Wall: w.wall(), After: after, Random: w.rnd.Float64, Wires: n,
 		Decided: func(a *ask, v *verdict) {
 			n.said = append(n.said, fmt.Sprintf("%d of %d", v.Charged, a.Cost))
 		},
