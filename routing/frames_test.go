@@ -181,6 +181,9 @@ func accounts(p *wire.Parcel) (keys []string) {
 // A node's announcements travel on two streams, and may arrive in another order. One from before its last join or
 // departure, or of an earlier life, no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {
+	first := newWorld(t, 1, 10)
+	first.ring("a:1")
+	alone := first.nodes["a:1"].Stats().Ring
 	w, a, p := newPeer(t, "b:1")
 	here := func(is bool, changes uint64) *wire.Frame {
 		return &wire.Frame{Presences: []*wire.Presence{{Id: 1, Here: is, Changes: changes}}}
@@ -194,6 +197,7 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 		{here(false, 1), "a:1", 2, false},
 		{&wire.Frame{Done: a.Stats().Ring, DoneChanges: 1}, "a:1", 2, false},
 		{&wire.Frame{Done: a.Stats().Ring, DoneChanges: 2}, "a:1", 2, true},
+		{&wire.Frame{Done: alone, DoneChanges: 2}, "a:1", 2, true},
 		{here(false, 3), "b:1", 1, false}, // it was done before that
 		{here(true, 2), "b:1", 1, false},
 		{here(true, 4), "a:1", 2, true}, // it has been this node's all the time
@@ -752,6 +756,9 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		for kind, n := range x.a.Stats().RejectedBy {
 			if slices.Contains(f.kinds, kind) != (n > 0) {
 				t.Errorf("%s: %d of kind %s are counted", name, n, kind)
+			}
+			if name == "no asks" && kind == "ask" && n != 10 {
+				t.Errorf("%d of 10 asks are counted as malformed", n)
 			}
 		}
 	}

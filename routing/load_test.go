@@ -13,71 +13,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// askLoad asks nodes at a steady rate, and notes what was admitted and how long each decision took.
-type askLoad struct {
-	rule     *ratelimit.Rule
-	rate     int // a second
-	admitted []atomic.Int32
-	live     atomic.Pointer[[]*router]
-	failed   atomic.Int64
-	mu       sync.Mutex
-	took     []time.Duration // guarded by mu
-	late     time.Duration   // guarded by mu: by how much a request began late, at most: that is the machine's doing
-}
-
-func (l *askLoad) run(ctx context.Context) {
-	var wg sync.WaitGroup
-	next := time.Now()
-	for i := 0; ctx.Err() == nil; i++ {
-		next = next.Add(time.Second / time.Duration(l.rate))
-		time.Sleep(time.Until(next))
-		due := next
-		wg.Go(func() {
-			start := time.Now()
-			nodes, k := *l.live.Load(), i*7919%len(l.admitted)
-			v := make([]verdict, 1)
-			n := nodes[i%len(nodes)]
-			n.Decide(context.Background(), n.clock(), []ask{{Rule: l.rule, Key: keyOf(k), Cost: 1}}, v)
-			if v[0].Source == ratelimit.FromFallback {
-				l.failed.Add(1)
-			}
-			if !v[0].OverLimit {
-				l.admitted[k].Add(1)
-			}
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.took, l.late = append(l.took, time.Since(start)), max(l.late, start.Sub(due))
-		})
-	}
-	wg.Wait()
-}
-
-// spent are the longest time of a decision since the last call, the 99.9th percentile, and the machine's delay.
-func (l *askLoad) spent() (longest, p999, late time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	slices.Sort(l.took)
-	if n := len(l.took); n > 0 {
-		longest, p999 = l.took[n-1], l.took[n*999/1000]
-	}
-	late, l.took, l.late = l.late, nil, 0
-	return longest, p999, late
-}
-
 // Many accounts move while requests go on, as a node joins and another leaves: none is lost, none is counted twice.
 // make bench-handover moves a million, and holds decisions to their time.
 func TestHandOverUnderLoad(t *testing.T) {
-	keys, measures := 30_000, false
-	l := &askLoad{rule: routed(10), rate: 500}
+	keys, rate, measures := 30_000, 500, false
 	if n, err := strconv.Atoi(os.Getenv("HANDOVER_KEYS")); err == nil {
-		keys, l.rate, measures = n, 2000, true
+		keys, rate, measures = n, 2000, true
 	}
-	w := newPorts(t, 3)
-	w.table, l.admitted = 2*keys, make([]atomic.Int32, keys)
+	w, rule := newPorts(t, 3), routed(10)
+	w.table = 2 * keys
 	nodes := w.ring(2)
-	l.live.Store(&nodes)
 	spends := func(of []*router, k int, cost tokens) bool { // at the key's owner, where it is decided at once
-		a, v := []ask{{Rule: l.rule, Key: keyOf(k), Cost: cost}}, make([]verdict, 1)
+		a, v := []ask{{Rule: rule, Key: keyOf(k), Cost: cost}}, make([]verdict, 1)
 		at := of[0]
 		if at.Owner(&a[0]) != "" {
 			at = of[1]
@@ -85,23 +32,64 @@ func TestHandOverUnderLoad(t *testing.T) {
 		at.Decide(context.Background(), w.clock(), a, v)
 		return !v[0].OverLimit
 	}
+	admitted := make([]atomic.Int32, keys)
 	for k := range keys {
 		if spends(nodes, k, 7) {
-			l.admitted[k].Add(7)
+			admitted[k].Add(7)
 		}
+	}
+	var live atomic.Pointer[[]*router]
+	live.Store(&nodes)
+	var mu sync.Mutex
+	var took []time.Duration // guarded by mu
+	var latest time.Duration // guarded by mu: by how much requests began late, which is the machine's doing
+	failed := 0              // guarded by mu
+	decides := func(i int, due time.Time) {
+		start, k, v := time.Now(), i*7919%keys, make([]verdict, 1)
+		n := (*live.Load())[i%2]
+		n.Decide(context.Background(), n.clock(), []ask{{Rule: rule, Key: keyOf(k), Cost: 1}}, v)
+		mu.Lock()
+		defer mu.Unlock()
+		took, latest = append(took, time.Since(start)), max(latest, start.Sub(due))
+		switch {
+		case v[0].Source == ratelimit.FromFallback:
+			failed++
+		case !v[0].OverLimit:
+			admitted[k].Add(1)
+		}
+	}
+	spent := func() (longest, p999, late time.Duration) { // of decisions since the last call
+		mu.Lock()
+		defer mu.Unlock()
+		if slices.Sort(took); len(took) > 0 {
+			longest, p999 = took[len(took)-1], took[len(took)*999/1000]
+		}
+		late, took, latest = latest, nil, 0
+		return longest, p999, late
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); l.run(ctx) }()
+	go func() {
+		defer close(done)
+		var under sync.WaitGroup
+		defer under.Wait()
+		next := time.Now()
+		for i := 0; ctx.Err() == nil; i++ {
+			next = next.Add(time.Second / time.Duration(rate))
+			time.Sleep(time.Until(next))
+			due := next
+			under.Go(func() { decides(i, due) })
+		}
+	}()
 	time.Sleep(time.Second)
-	before, before999, _ := l.spent()
+	before, before999, _ := spent()
 
 	start := time.Now()
 	third := w.start(2)
 	w.eventually("the third node has its keys", third.Ready)
 	joined := time.Since(start)
 	rest := []*router{nodes[1], third}
-	l.live.Store(&rest)
+	live.Store(&rest)
 	start = time.Now()
 	bounded, end := context.WithTimeout(context.Background(), time.Minute)
 	nodes[0].Leave(bounded)
@@ -110,11 +98,11 @@ func TestHandOverUnderLoad(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	cancel()
 	<-done
-	longest, p999, late := l.spent()
+	longest, p999, late := spent()
 
 	missing, over := 0, 0
 	for k := range keys {
-		had := tokens(l.admitted[k].Load())
+		had := tokens(admitted[k].Load())
 		for had < 10 && spends(rest, k, 1) {
 			had++
 		}
@@ -123,8 +111,8 @@ func TestHandOverUnderLoad(t *testing.T) {
 			over++
 		}
 	}
-	handed, failed := nodes[0].Stats().Handed+nodes[1].Stats().Handed, int(l.failed.Load())
-	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v", keys, l.rate, handed, joined, left)
+	handed := nodes[0].Stats().Handed + nodes[1].Stats().Handed
+	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v", keys, rate, handed, joined, left)
 	t.Logf("longest decision (and 99.9th percentile): before %v (%v), while nodes came and went %v (%v)",
 		before, before999, longest, p999)
 	t.Logf("requests began up to %v late", late)

@@ -1,6 +1,8 @@
 package routing_test
 
 import (
+	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -72,6 +74,21 @@ func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
 	year, minutes := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}, ratelimit.Limit{Unit: minute, Requests: 10}
 	sliding := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: minute, Requests: 10}
 	slots := ratelimit.Limit{Algorithm: ratelimit.Concurrency, Unit: ratelimit.Hour, Requests: 10}
+	loses := func(o *outage, booking bool) { // the answer to the first ask or booking, with its stream
+		id := uint64(0)
+		o.carries = func(_, _ string, f *wire.Frame) bool {
+			for _, a := range f.GetAsks() {
+				if a.GetArrears() == booking && id == 0 {
+					id = a.GetId()
+				}
+			}
+			lost := slices.ContainsFunc(f.GetReplies(), func(r *wire.Reply) bool { return id != 0 && r.GetId() == id })
+			if lost {
+				id = math.MaxUint64
+			}
+			return !lost
+		}
+	}
 	for _, c := range []struct {
 		what   string
 		limit  ratelimit.Limit
@@ -103,13 +120,18 @@ func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
 			func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 10},
 		{"a late refusal stays", year, closed, func(o *outage) { o.delay = late; o.at("a:1", spend, 12) }, 0},
 		{"a charge whose answer is lost may count twice", year, open, func(o *outage) {
-			o.loses(func(a *wire.Ask) bool { return a.GetArrears() })
+			loses(o, true)
 			o.alone(spend, 3)
 		}, 4},
 		{"a credit whose answer is lost does not", year, open, func(o *outage) {
 			o.at("a:1", spend, 6)
-			o.loses(func(a *wire.Ask) bool { return a.GetArrears() })
+			loses(o, true)
 			o.alone(refund, 3)
+		}, 7},
+		{"a refund whose answer is lost counts once", year, open, func(o *outage) {
+			o.at("b:1", spend, 6)
+			loses(o, false)
+			o.at("a:1", refund, 3)
 		}, 7},
 		{"a hold is settled, and an admission counts", bucket, open, func(o *outage) {
 			o.at("a:1", spend, 6)
@@ -195,25 +217,6 @@ func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
 	}
 }
 
-// loses has the answer to the first ask of a kind be lost, with its stream.
-func (w *world) loses(of func(a *wire.Ask) bool) {
-	id, lost := uint64(0), false
-	w.carries = func(_, _ string, f *wire.Frame) bool {
-		for _, a := range f.GetAsks() {
-			if of(a) && id == 0 {
-				id = a.GetId()
-			}
-		}
-		for _, r := range f.GetReplies() {
-			if r.GetId() == id && id != 0 && !lost {
-				lost = true
-				return false
-			}
-		}
-		return true
-	}
-}
-
 // Without an owner the rule's policy decides, and nothing is charged for a question. What is undone was charged to this
 // node's share, if to anything. That is one budget for all outages.
 func TestDecidingWithoutAnOwner(t *testing.T) {
@@ -283,7 +286,7 @@ func TestBucketsAreNotFilledTwice(t *testing.T) {
 	o.at("a:1", spend, 100)
 	a.reach(false)
 	o.undo(100)
-	w.play(time.Second) // the bucket is full, by its refill
+	w.play(500 * time.Millisecond) // half of the bucket is there, by its refill
 	n, since := 0, w.now
 	drain := func() {
 		for v := make([]verdict, 1); !v[0].OverLimit; {
