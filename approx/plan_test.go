@@ -53,8 +53,8 @@ func (r *rollout) step(t *testing.T, d time.Duration, reached func() bool) (sum 
 	return sum
 }
 
-// max_nodes becomes 1 while ten nodes have spent a tenth of the budget each: the owner of the only seat left does not
-// spend the whole budget once more, and then it spends all.
+// max_nodes becomes 1 while ten nodes have spent a tenth of the budget each. The owner of the only seat left does not
+// spend the whole budget once more. From the next window on it spends all.
 func TestMaxNodesChangesWithinAWindow(t *testing.T) {
 	r := newRollout(10, approxRule(10_000, 10, 50_000))
 	always, worst, last := func() bool { return true }, ratelimit.Tokens(0), ratelimit.Tokens(0)
