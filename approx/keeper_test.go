@@ -1,63 +1,87 @@
 package approx
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
+
+const epoch ratelimit.LedgerTime = 1_800_000_000_000_000
+
+// approxRule lets so many nodes drift by so many millionths of a limit a minute.
+func approxRule(limit ratelimit.Tokens, nodes int, budget uint32) *ratelimit.Rule {
+	rule := &ratelimit.Rule{Domain: "d", Path: "p", Coordination: ratelimit.DefaultCoordination()}
+	rule.Limit = ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit}
+	c := &rule.Coordination
+	c.Mode, c.MaxNodes, c.DriftBudget.PPM = ratelimit.Approx, nodes, budget
+	return rule
+}
+
+func planOf(rules ...*ratelimit.Rule) Plan { return NewPlan(rules) }
+
+// words are a line of a script: a command, and what it has, as name=value or alone.
+type words map[string]string
+
+func wordsOf(line string) (command string, w words) {
+	all := strings.Fields(line)
+	w = words{}
+	for _, word := range all[1:] {
+		name, value, _ := strings.Cut(word, "=")
+		w[name] = value
+	}
+	return all[0], w
+}
+
+func (w words) has(name string) bool { _, ok := w[name]; return ok }
+
+// number is a value; 0 if there is none.
+func (w words) number(name string) (n int) {
+	_, _ = fmt.Sscan(w[name], &n)
+	return n
+}
+
+// duration is a value, or the only word if it has no name.
+func (w words) duration(name string) time.Duration {
+	text := w[name]
+	for word := range w {
+		if name == "" {
+			text = word
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil && text != "" {
+		panic(err)
+	}
+	return d
+}
 
 // keeperScript is a keeper that a script drives: it applies, and the script answers.
 type keeperScript struct {
 	testing.TB
 	*Keeper
 	now  ratelimit.Instant
-	rule *ratelimit.Rule
+	rule *ratelimit.Rule // the rule p, which lets two nodes drift by 100 tokens
 	plan Plan
-	told []Tenancy
+	told []int
 }
 
-func newKeeperScript(t testing.TB) *keeperScript {
-	s := &keeperScript{TB: t, now: ratelimit.Instant(time.Hour)}
-	s.Keeper = NewKeeper(nil, 7, func() ratelimit.Instant { return s.now })
-	s.OnChange = func(t Tenancy, _ error) { s.told = append(s.told, t) }
-	s.rule = dividedBy("p", 2)
-	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
-	return s
-}
-
-// dividedBy is a rule that lets so many nodes drift by 100 tokens.
-func dividedBy(path string, nodes int) *ratelimit.Rule {
-	r := approxRule(10_000, nodes, 10_000)
-	r.Path = path
-	return r
-}
-
-func (s *keeperScript) passes(d time.Duration) { s.now = s.now.Add(d) }
-
-// applies is what is due, if anything is.
-func (s *keeperScript) applies() (a Application, due bool) {
-	s.Helper()
-	a, due = s.Due(s.now, s.plan)
-	if due && (a.Holder != 7 || a.valid() != nil) {
-		s.Errorf("it applies with %+v", a)
-	}
-	return a, due
-}
-
-// applied is an application as scripts say it.
-func applied(a Application, due bool) string {
+// applied is an application as scripts say it. It has to make sense.
+func (s *keeperScript) applied(a Application, due bool) string {
 	text := "waits"
 	if due {
 		text = fmt.Sprintf("of %d seats, has seat %d with fence %d", a.Seats, a.Now.Seat, a.Now.Fence)
+		if a.Holder != 7 || a.valid() != nil {
+			s.Errorf("it applies with %+v", a)
+		}
 	}
 	if a.Leave {
 		text += ", leaves" + map[bool]string{true: " clean"}[a.Clean]
@@ -65,101 +89,62 @@ func applied(a Application, due bool) string {
 	return text
 }
 
-// args are what follows the first word of a line: names with values, and alone.
-type args map[string]string
-
-func (a args) has(name string) bool { _, ok := a[name]; return ok }
-
-func (a args) duration(name string) time.Duration { return duration(cmp.Or(a[name], "0s")) }
-
-// duration is one of a script.
-func duration(text string) time.Duration {
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		panic(err)
-	}
-	return d
-}
-
-func (a args) number(name string) int {
-	n, err := strconv.Atoi(cmp.Or(a[name], "0"))
-	if err != nil {
-		panic(err)
-	}
-	return n
-}
-
-// tenancy is what a line answers.
-func (a args) tenancy() Tenancy {
-	if a.has("none") {
-		return Tenancy{Seat: -1}
-	}
-	t := Tenancy{Seat: a.number("seat"), Fence: ratelimit.Fence(a.number("fence")), Agreed: !a.has("disagreed")}
-	if a.has("not_before") {
-		t.NotBefore = epoch.Add(a.duration("not_before"))
-	}
-	return t
-}
-
 // do plays a line of a script, and returns what it shows.
 func (s *keeperScript) do(line string) string {
-	s.Helper()
-	words, a := strings.Fields(line), args{}
-	for _, w := range words[1:] {
-		name, value, _ := strings.Cut(w, "=")
-		a[name] = value
-	}
-	switch words[0] {
+	command, w := wordsOf(line)
+	apply, due := s.Due(s.now, s.plan)
+	switch command {
 	case "pass":
-		s.passes(duration(words[1]))
+		s.now = s.now.Add(w.duration(""))
 	case "rules":
 		var all []*ratelimit.Rule
-		for path := range a {
-			all = append(all, dividedBy(path, a.number(path)))
+		for path := range w {
+			rule := approxRule(10_000, w.number(path), 10_000)
+			if rule.Path = path; path == "p" {
+				s.rule = rule
+			}
+			all = append(all, rule)
 		}
 		s.plan = NewPlan(all)
-		if a.has("p") {
-			s.rule = dividedBy("p", a.number("p"))
-		}
 	case "ledger":
-		known := ratelimit.EpochKnown{ID: uint64(a.number("id")), Asked: s.now.Add(a.duration("asked")), Young: a.has("learning")}
+		known := ratelimit.EpochKnown{ID: uint64(w.number("id")), Young: w.has("learning")}
+		known.Asked = s.now.Add(w.duration("asked"))
 		s.Epoch = func() ratelimit.EpochKnown { return known }
-	case "gets":
-		apply, due := s.applies()
+	case "gets", "answer":
+		if command == "answer" {
+			apply, due = Application{epoch: s.epoch().ID}, true
+		}
 		sent := s.now
-		if s.passes(a.duration("after")); !due {
+		if s.now = s.now.Add(w.duration("after")); !due {
 			return "it does not apply"
 		}
-		s.Answer(sent, apply, s.plan, a.tenancy(), nil)
-	case "answer":
-		s.Answer(s.now, Application{epoch: s.epoch().ID}, s.plan, a.tenancy(), nil)
-	case "fails":
-		apply, due := s.applies()
-		s.Answer(s.now, apply, s.plan, Tenancy{}, errors.New("gone"))
-		return "fails: " + applied(apply, due)
-	case "due":
-		return "due: " + applied(s.applies())
-	case "leave":
-		left, ok := s.Resign(a.has("clean"))
-		if ok && (left.Holder != 7 || left.valid() != nil) {
-			s.Errorf("it leaves with %+v", left)
+		t := Tenancy{Seat: w.number("seat"), Fence: ratelimit.Fence(w.number("fence")), Agreed: !w.has("disagreed")}
+		if w.has("not_before") {
+			t.NotBefore = epoch.Add(w.duration("not_before"))
 		}
-		return "leave: " + applied(left, ok)
+		if w.has("none") {
+			t = Tenancy{Seat: -1}
+		}
+		s.Answer(sent, apply, s.plan, t, nil)
+	case "fails":
+		s.Answer(s.now, apply, s.plan, Tenancy{}, errors.New("gone"))
+		return "fails: " + s.applied(apply, due)
+	case "due":
+		return "due: " + s.applied(apply, due)
+	case "leave":
+		return "leave: " + s.applied(s.Resign(w.has("clean")))
 	case "share":
 		rule := s.rule
-		if a["of"] == "q" {
-			rule = dividedBy("q", 5)
+		if w["of"] == "q" {
+			rule = approxRule(10_000, 5, 10_000)
+			rule.Path = "q"
 		}
-		return fmt.Sprint("share: ", s.Share(s.now, rule, epoch.Add(a.duration("begins"))))
+		return fmt.Sprint("share: ", s.Share(s.now, rule, epoch.Add(w.duration("begins"))))
 	case "seat":
 		seat, wanted := s.Seat()
 		return fmt.Sprintf("seat: %d, wanted %v", seat, wanted)
 	case "told":
-		seats := []int{}
-		for _, t := range s.told {
-			seats = append(seats, t.Seat)
-		}
-		return fmt.Sprint("told: ", seats)
+		return fmt.Sprint("told: ", s.told)
 	default:
 		s.Fatalf("%s?", line)
 	}
@@ -169,7 +154,10 @@ func (s *keeperScript) do(line string) string {
 // The scripts of testdata/keeper say what a keeper applies for, and what it spends.
 func TestKeeperScripts(t *testing.T) {
 	datadriven.RunTest(t, "testdata/keeper", func(t *testing.T, d *datadriven.TestData) (said string) {
-		s := newKeeperScript(t)
+		rule := approxRule(10_000, 2, 10_000)
+		s := &keeperScript{TB: t, now: ratelimit.Instant(time.Hour), rule: rule, plan: planOf(rule), told: []int{}}
+		s.Keeper = NewKeeper(nil, 7, func() ratelimit.Instant { return s.now })
+		s.OnChange = func(t Tenancy, _ error) { s.told = append(s.told, t.Seat) }
 		for line := range strings.Lines(d.Input) {
 			if shown := s.do(line); shown != "" {
 				said += shown + "\n"
@@ -181,81 +169,108 @@ func TestKeeperScripts(t *testing.T) {
 
 // scriptedSeats answers applications as the test says.
 type scriptedSeats struct {
-	asked  []Application
-	t      Tenancy
-	err    error
-	longer bool // a request would wait for more than a second
+	asked []Application
+	t     Tenancy
+	err   error
 }
 
 func (s *scriptedSeats) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	if end, bounded := ctx.Deadline(); !bounded || time.Until(end) > time.Second {
-		s.longer = true
+		return none, errors.New("it would wait for more than a second")
 	}
 	s.asked = append(s.asked, a)
 	return s.t, s.err
 }
 
-// While rules need seats, one is kept; when they need none any more, it is given
-// up, as one of which not all is confirmed, once. A keeper that never needed one
-// says nothing.
+// While rules need seats, one is kept. When they need none any more, it is given up, as one of which not all is
+// confirmed, once. A keeper that never needed one says nothing. An operator gets each change: a seat, none, and seats
+// without an answer.
 func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
-	ledger := &scriptedSeats{t: Tenancy{Seat: 1, Fence: 5, Agreed: true}}
-	s := newKeeperScript(t)
-	s.seats = ledger
-	nothing := NewPlan(nil)
-	s.keep(context.Background(), nothing)
-	if len(ledger.asked) != 0 {
-		t.Fatalf("no rule needs a seat, and it asks %+v", ledger.asked)
+	now, gone := ratelimit.Instant(time.Hour), errors.New("gone")
+	ledger, nothing, two := &scriptedSeats{}, NewPlan(nil), planOf(approxRule(10_000, 2, 10_000))
+	k, told := NewKeeper(ledger, 7, func() ratelimit.Instant { return now }), []string{}
+	k.OnChange = func(t Tenancy, err error) { told = append(told, fmt.Sprint(t.Seat, " ", err)) }
+	if k.Leave(t.Context(), true); len(ledger.asked)+len(told) != 0 {
+		t.Fatalf("it has no seat, and gives up %+v, and tells of %+v", ledger.asked, told)
 	}
-	if _, wanted := s.Seat(); wanted {
-		t.Error("no rule needs a seat, and one is wanted")
+	seat := func(seat int, fence ratelimit.Fence) Tenancy { return Tenancy{Seat: seat, Fence: fence, Agreed: true} }
+	for i, x := range []struct {
+		plan  Plan
+		t     Tenancy
+		err   error
+		asked int // applications so far
+		seat  int
+		told  string
+		later time.Duration
+	}{
+		{nothing, none, nil, 0, -1, "", 0},
+		{two, none, gone, 1, -1, "-1 gone", 0},
+		{two, none, nil, 2, -1, "", SeatTTL},
+		{two, seat(1, 5), nil, 3, 1, "1 <nil>", 0},
+		{two, seat(1, 5), nil, 3, 1, "", SeatTTL / 2}, // it has one since a moment ago
+		{two, seat(1, 5), nil, 4, 1, "", SeatTTL / 2}, // renewed: no change
+		{two, seat(1, 5), gone, 5, 1, "-1 gone", 0},
+		{two, seat(1, 6), nil, 6, 1, "1 <nil>", 0},
+		{nothing, none, nil, 7, -1, "-1 <nil>", 0},
+		{nothing, none, nil, 7, -1, "", 0},
+	} {
+		told, ledger.t, ledger.err = nil, x.t, x.err
+		k.keep(t.Context(), x.plan)
+		seat, wanted := k.Seat()
+		asked, said := len(ledger.asked), strings.Join(told, "; ")
+		if asked != x.asked || seat != x.seat || wanted != (x.plan.Seats > 0) || said != x.told {
+			t.Errorf("step %d: asked %d times, seat %d, wanted %v, told of %q", i, asked, seat, wanted, said)
+		}
+		now = now.Add(x.later)
 	}
-	if s.Leave(context.Background(), true); len(ledger.asked) != 0 || len(s.told) != 0 {
-		t.Fatalf("it has no seat, and gives up %+v, and tells of %+v", ledger.asked, s.told)
-	}
-	s.keep(context.Background(), s.plan)
-	s.keep(context.Background(), s.plan)
-	if len(ledger.asked) != 1 {
-		t.Fatalf("it has a seat since a moment ago, and has asked %+v", ledger.asked)
-	}
-	if seat, wanted := s.Seat(); seat != 1 || !wanted {
-		t.Errorf("seat %d, wanted %v", seat, wanted)
-	}
-	s.keep(context.Background(), nothing)
-	s.keep(context.Background(), nothing)
-	if len(ledger.asked) != 2 || !ledger.asked[1].Leave || ledger.asked[1].Clean {
-		t.Fatalf("no rule needs the seat any more, and it has asked %+v", ledger.asked)
-	}
-	if _, wanted := s.Seat(); wanted {
-		t.Error("no rule needs a seat any more, and one is wanted")
-	}
-	if ledger.longer {
-		t.Error("it would wait for more than a second")
+	if last := ledger.asked[6]; !last.Leave || last.Clean {
+		t.Errorf("no rule needs the seat any more, and it has asked %+v", last)
 	}
 }
 
-// An operator gets each change: a seat, none, and seats without an answer.
-func TestKeeperTellsOfChanges(t *testing.T) {
-	ledger := &scriptedSeats{err: errors.New("gone")}
-	s := newKeeperScript(t)
-	s.seats = ledger
-	var told []string
-	s.OnChange = func(t Tenancy, err error) { told = append(told, fmt.Sprint(t.Seat, " ", err)) }
-	s.keep(context.Background(), s.plan)
-	ledger.t, ledger.err = none, nil
-	s.keep(context.Background(), s.plan)
-	s.passes(SeatTTL)
-	ledger.t = Tenancy{Seat: 0, Fence: 5, Agreed: true}
-	s.keep(context.Background(), s.plan)
-	s.passes(SeatTTL / 2)
-	s.keep(context.Background(), s.plan) // renewed: no change
-	s.passes(SeatTTL / 2)
-	ledger.err = errors.New("gone again")
-	s.keep(context.Background(), s.plan)
-	ledger.t.Fence, ledger.err = 6, nil
-	s.keep(context.Background(), s.plan)
-	s.keep(context.Background(), NewPlan(nil))
-	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; -1 gone again; 0 <nil>; -1 <nil>"; got != want {
-		t.Errorf("told of %s\nwant    %s", got, want)
-	}
+// A keeper renews in time, and lets go: a node that did not run for longer than its seat lasts may not spend from it
+// when it wakes.
+func TestKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(start)) + 1 }
+		seats := NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
+		rule, later := approxRule(10_000, 2, 10_000), ratelimit.LedgerTime(start.Add(time.Hour).UnixMicro())
+		keepers, stop := make([]*Keeper, 3), make([]context.CancelFunc, 3)
+		for i := range keepers {
+			keepers[i] = NewKeeper(seats, ratelimit.Holder(i+1), clock)
+			ctx, cancel := context.WithCancel(t.Context())
+			stop[i] = cancel
+			go keepers[i].Run(ctx, func() Plan { return planOf(rule) })
+			synctest.Wait()
+		}
+		type shares [3]ratelimit.Tokens
+		for _, x := range []struct {
+			what string
+			do   func()
+			want []shares
+		}{
+			{"at first", func() {}, []shares{{50, 50, 0}}},
+			{"a minute later", func() { time.Sleep(time.Minute) }, []shares{{50, 50, 0}}},
+			{"a TTL after the first has stopped", func() { stop[0](); time.Sleep(SeatTTL) }, []shares{{0, 50, 0}, {0, 50, 50}}},
+			{"and another", func() { time.Sleep(SeatTTL) }, []shares{{0, 50, 50}}},
+		} {
+			x.do()
+			var got shares
+			for i, k := range keepers {
+				got[i] = k.Share(clock(), rule, later)
+			}
+			if got != x.want[0] && got != x.want[len(x.want)-1] {
+				t.Errorf("%s: shares %v, want %v", x.what, got, x.want)
+			}
+		}
+	})
+}
+
+// The specification's numbers of seats are the code's.
+func TestPageConstants(t *testing.T) {
+	specpage.Read(t).Constants([]string{"approx"}, map[string][]string{
+		"approx.SeatTTL": {specpage.Duration(SeatTTL)},
+		"approx.margin":  {specpage.Duration(margin)},
+	})
 }

@@ -1,10 +1,11 @@
-package routing
+package routing_test
 
 import (
+	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"slices"
 	"strings"
@@ -12,128 +13,133 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/miekg/dns"
 
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+	"github.com/sluice-gate/sluice/routing"
 )
 
-// Of memberlist's log, only errors caused by a message are reported: with its sender, and whether it could be
-// decrypted.
-func TestGossipTellsOfStrangers(t *testing.T) {
-	for _, c := range []struct {
-		line, from string
-		secret     bool
-		says       string
-	}{
-		{"[ERR] memberlist: Decrypt packet failed: No installed keys could decrypt the message from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
-		{"[ERR] memberlist: Decrypt failed from=1.2.3.4:5\n", "gossip of 1.2.3.4:5", true, ""},
-		{"[ERR] memberlist: failed to decrypt remote state from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
-		{"[ERR] memberlist: remote state is not encrypted from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
-		{"[ERR] memberlist: msg type (9) not supported from=1.2.3.4:5", "gossip of 1.2.3.4:5", false, `"msg type (9) not supported"`},
-		{"[ERR] memberlist: " + strings.Repeat("x", 300) + " from=" + strings.Repeat("y", 300), "gossip of " + strings.Repeat("y", 200), false, `"` + strings.Repeat("x", 200) + `"`},
-		{"[DEBUG] memberlist: Stream connection from=1.2.3.4:5", "", false, ""},
-		{"[ERR] memberlist: nobody is to blame", "", false, ""},
-		{"[ERR] another: failed from=1.2.3.4:5", "", false, ""},
+// How nodes find each other.
+
+func TestParsePeers(t *testing.T) {
+	for text, want := range map[string]string{
+		"static:a:1,b:2,a:1": "[a:1 b:2]", "dns:sluice.svc:8082": "{sluice.svc 8082",
 	} {
-		told := ""
-		tell := func(from string, err error) {
-			if told = from; errors.Is(err, ErrSecret) != c.secret || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%q is told as %v", c.line, err)
+		if d, err := routing.ParsePeers(text, nil); err != nil || !strings.HasPrefix(fmt.Sprint(d), want) {
+			t.Errorf("%s: %v %v", text, d, err)
+		}
+	}
+	bad := []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "dns:a:x", "dns:a:70000", "raft:a:1"}
+	for _, text := range bad {
+		if _, err := routing.ParsePeers(text, nil); err == nil || !strings.Contains(err.Error(), "PEERS") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// A headless service is found by its addresses, or by its SRV records. Nodes meet by their names, also if the server
+// answers no questions for TXT records.
+func TestDNS(t *testing.T) {
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := []string{
+		"sluice.test. 1 IN A 10.0.0.1", "sluice.test. 1 IN A 10.0.0.2", "sluice.test. 1 IN AAAA fd00::1",
+		"one.test. 1 IN A 127.0.0.1", "_peer._tcp.sluice.test. 1 IN SRV 1 1 8082 one.test.",
+		"_peer._tcp.sluice.test. 1 IN SRV 1 1 9000 two.test.",
+	}
+	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		for _, text := range records {
+			r, err := dns.NewRR(text)
+			if err == nil && r.Header().Name == q.Question[0].Name && r.Header().Rrtype == q.Question[0].Qtype {
+				m.Answer = append(m.Answer, r)
 			}
 		}
-		var g Gossip
-		if n, err := (gossipLog{&g}).Write([]byte(c.line)); n != len(c.line) || err != nil { // there is no receiver yet
-			t.Errorf("%d bytes of %d were written, %v", n, len(c.line), err)
+		if q.Question[0].Qtype != dns.TypeTXT {
+			_ = w.WriteMsg(m)
 		}
-		g.reports.Store(&tell)
-		_, _ = gossipLog{&g}.Write([]byte(c.line))
-		if told != c.from {
-			t.Errorf("%q is told as being from %q, want %q", c.line, told, c.from)
-		}
-	}
-}
-
-// By gossip a node may be known whose name is an address, up to so many nodes. One that has gone makes room.
-func TestGossipedNames(t *testing.T) {
-	refused := 0
-	n := names{refuse: func(from string, err error) {
-		if refused++; from != "gossip of 1.2.3.4:5" || !errors.Is(err, errAddr) {
-			t.Errorf("told of %s: %v", from, err)
-		}
+	})}
+	go func() { _ = server.ActivateAndServe() }()
+	t.Cleanup(func() { _ = server.Shutdown() })
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", conn.LocalAddr().String())
 	}}
-	node := func(name string) *memberlist.Node {
-		return &memberlist.Node{Name: name, Addr: net.IPv4(1, 2, 3, 4), Port: 5}
-	}
-	long := strings.Repeat("h", maxAddr-2) + ":1"
-	expect := func(name string, ok bool) {
-		t.Helper()
-		before := refused
-		err := n.NotifyAlive(node(name))
-		if (err == nil) != ok || (refused == before) != ok {
-			t.Errorf("%q is let in %v: %v", name, !ok, err)
-		}
-		if err != nil && len(err.Error()) > maxAddr+200 {
-			t.Errorf("%d bytes of log for a name that somebody made up", len(err.Error()))
+	for name, want := range map[string][]string{
+		"sluice.test":            {"10.0.0.1:8082", "10.0.0.2:8082", "[fd00::1]:8082"},
+		"_peer._tcp.sluice.test": {"one.test:8082", "two.test:9000"},
+		"nobody.test":            nil,
+	} {
+		got, err := routing.DNS{Name: name, Port: "8082", Resolver: resolver}.Find(t.Context())
+		if slices.Sort(got); (err == nil) != (want != nil) || !slices.Equal(got, want) {
+			t.Errorf("%s: %v %v", name, got, err)
 		}
 	}
-	expect("10.0.0.1:1", true)
-	expect("nonsense", false)
-	expect(":1", false)
-	expect(long, true)
-	expect("h"+long, false)
-	expect(strings.Repeat("h", 10_000)+":1", false)
-	for i := range maxPeers {
-		name := fmt.Sprint("10.0.0.1:", i)
-		expect(name, true)
-		n.NotifyJoin(node(name))
-	}
-	expect("10.0.0.1:7", true) // it is known
-	expect("10.0.0.2:1", false)
-	n.NotifyLeave(node("10.0.0.1:7"))
-	expect("10.0.0.2:1", true)
+	was := net.DefaultResolver
+	defer func() { net.DefaultResolver = was }()
+	net.DefaultResolver = resolver
+	w := newPorts(t, 2)
+	w.addrs[1] = strings.Replace(w.addrs[1], "127.0.0.1", "one.test", 1)
+	w.ring(2)
 }
 
-// endless is a connection on which a stranger sends for ever.
-type endless struct {
-	net.Conn
-	closed int
+// gossips is a node that gossips until the test ends, and has the secret.
+func gossips(t *testing.T, bind, peerAddr, secret string, seeds ...string) *routing.Gossip {
+	t.Helper()
+	g, err := routing.NewGossip(bind, peerAddr, secret, seeds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	return g
 }
 
-func (c *endless) Read(b []byte) (int, error) { return len(b), nil }
-func (c *endless) Close() error               { c.closed++; return nil }
+// freeAddrs are that many free addresses.
+func freeAddrs(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	ports, err := freeport.Find(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		addrs = append(addrs, "127.0.0.1:"+port)
+	}
+	return addrs
+}
 
-// Of a stranger's stream at most a megabyte is read.
-func TestGossipStreamsAreBounded(t *testing.T) {
-	freed, conn := 0, &endless{}
-	s := &boundedStream{Conn: conn, left: mostGossipBytes, free: func() { freed++ }}
-	n, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{s}, make([]byte, 1000))
-	if n != 1<<20 || err == nil {
-		t.Errorf("%d bytes were read, %v", n, err)
-	}
-	if n, err := s.Read(make([]byte, 1)); n != 0 || err == nil {
-		t.Errorf("%d more, %v", n, err)
-	}
-	if err := s.Close(); err != nil || conn.closed != 1 || freed != 1 {
-		t.Errorf("closed %d times, freed %d times: %v", conn.closed, freed, err)
+// Nodes with the address of one of them find all. So they do if it starts last, after the others have met.
+func TestGossip(t *testing.T) {
+	var nodes []*routing.Gossip
+	addrs, w := freeAddrs(t, 3), &ports{T: t}
+	for _, i := range []int{1, 2, 0} {
+		nodes = append(nodes, gossips(t, addrs[i], fmt.Sprintf("10.0.0.%d:8082", i), known, addrs[:i]...))
+		w.eventually("all know all", func() bool {
+			all := true
+			for _, g := range nodes { // each looks
+				found, err := g.Find(context.Background())
+				all = all && err == nil && len(found) == len(nodes)
+			}
+			return all
+		})
 	}
 }
 
 // The address for gossip must be the node's own. An error names the wrong setting.
 func TestGossipNeedsAnAddress(t *testing.T) {
-	l := listens(t)
+	taken := listens(t).Addr().String()
 	for _, c := range []struct{ bind, secret, says string }{
 		{"127.0.0.1:7946", "", "PEER_SECRET"},
 		{"127.0.0.1:7946", "short", "PEER_SECRET"},
 		{"nonsense", known, `the gossip address is "nonsense": `},
 		{"127.0.0.1:x", known, `the gossip address is "127.0.0.1:x": `},
 		{"127.0.0.1:70000", known, `the gossip address is "127.0.0.1:70000": `},
-		{l.Addr().String(), known, `the gossip address is "` + l.Addr().String() + `": `},
+		{taken, known, `the gossip address is "` + taken + `": `},
 	} {
-		g, err := NewGossip(c.bind, "10.0.0.1:1", c.secret, nil)
+		g, err := routing.NewGossip(c.bind, "10.0.0.1:1", c.secret, nil)
 		if g != nil || err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q: %v", c.bind, err)
-			if g != nil {
-				_ = g.Close()
-			}
+			t.Errorf("%q: %v %v", c.bind, g, err)
 		}
 	}
 }
@@ -142,16 +148,14 @@ func TestGossipNeedsAnAddress(t *testing.T) {
 // closed. Seeds that hang keep it from the ring for a second, not for ten each.
 func TestGossipListens(t *testing.T) {
 	at := freeAddrs(t, 1)[0]
-	hung := newRingWorld(t, 4).addrs // their connections are not taken
-	g, err := NewGossip(at, "10.0.0.1:1", known, append(hung, at))
+	seeds := append(newPorts(t, 4).addrs, at) // whose connections are not taken
+	g, err := routing.NewGossip(at, "10.0.0.1:1", known, seeds)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(g.seeds, hung) {
-		t.Errorf("it looks for %v", g.seeds)
-	}
 	began := time.Now()
-	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || found[0] != "10.0.0.1:1" || time.Since(began) > 5*time.Second {
+	found, err := g.Find(t.Context())
+	if err != nil || !slices.Equal(found, []string{"10.0.0.1:1"}) || time.Since(began) > 5*time.Second {
 		t.Errorf("%v, %v, after %v", found, err, time.Since(began))
 	}
 	conn, err := net.Dial("tcp", at)
@@ -169,145 +173,73 @@ func TestGossipListens(t *testing.T) {
 	l.Close()
 }
 
-// A node behind a NAT listens on all addresses. Others reach it by the address that PEER_ADDR has, or by that of its
-// name.
-func TestGossipIsReachedAtThePeersAddress(t *testing.T) {
-	name, err := net.ResolveIPAddr("ip", "localhost")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct{ bind, peer, host string }{
-		{"0.0.0.0", "192.0.2.1:8082", "192.0.2.1"},
-		{"::", "[2001:db8::1]:8082", "2001:db8::1"},
-		{"localhost", "localhost:8082", name.String()},
-	} {
-		_, port, _ := net.SplitHostPort(freeAddrs(t, 1)[0])
-		g := gossips(t, net.JoinHostPort(c.bind, port), c.peer)
-		if at, want := g.list.LocalNode().Address(), net.JoinHostPort(c.host, port); at != want {
-			t.Errorf("others gossip with %s, want %s", at, want)
-		}
-	}
-}
-
-// gossips is a node that gossips until the test ends, and has the secret.
-func gossips(t *testing.T, bind, peerAddr string, seeds ...string) *Gossip {
-	t.Helper()
-	g, err := NewGossip(bind, peerAddr, known, seeds)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = g.Close() })
-	return g
-}
-
-// listens is a listener on a free port, until the test ends.
-func listens(t testing.TB) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
-// freeAddrs are that many free addresses.
-func freeAddrs(t *testing.T, n int) (addrs []string) {
-	t.Helper()
-	ports, err := freeport.Find(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, port := range ports {
-		addrs = append(addrs, "127.0.0.1:"+port)
-	}
-	return addrs
-}
-
 // A node that is alone looks for its seeds each time; one that has found another leaves them alone.
 func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
-	l := listens(t)
-	looked := make(chan bool, 10)
+	l, looked := listens(t), make(chan bool, 10)
 	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
 			looked <- true // before Find can see it
 			conn.Close()
 		}
 	}()
 	free := freeAddrs(t, 2)
-	at := free[0]
-	g := gossips(t, free[1], "10.0.0.1:1", l.Addr().String(), at)
-	for alone := range 2 {
-		if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || len(looked) != alone+1 {
-			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
+	g := gossips(t, free[1], "10.0.0.1:1", known, l.Addr().String(), free[0])
+	for look, want := range []struct{ found, looked int }{{1, 1}, {1, 2}, {2, 3}, {2, 3}} {
+		if look == 2 { // it finds the other, and leaves the seeds alone
+			gossips(t, free[0], "10.0.0.2:1", known)
 		}
-	}
-	gossips(t, at, "10.0.0.2:1")
-	for range 2 { // it finds the other, and leaves the seeds alone
-		if found, err := g.Find(t.Context()); err != nil || len(found) != 2 || len(looked) != 3 {
-			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
+		if found, err := g.Find(t.Context()); err != nil || len(found) != want.found || len(looked) != want.looked {
+			t.Errorf("look %d: %v, %v: it has looked %d times", look, found, err, len(looked))
 		}
 	}
 }
 
-// strangersAt is where strangers dial, and what bounds their streams.
-func strangersAt(t *testing.T, refuse func(from string, err error)) (b *boundedStreams, dial func() net.Conn) {
-	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
+// A wrong secret in gossip is counted, and told of with the address it came from. So is what is no gossip at all, and a
+// name that is no address, also with the secret.
+func TestWrongGossipIsCounted(t *testing.T) {
+	w, free, told := newPorts(t, 1), freeAddrs(t, 2), make(chan string, 100)
+	at := free[0]
+	good := gossips(t, at, "10.0.0.1:1", known, at)
+	n := routing.New(local.New(10, w.clock(), time.Now()), routing.Options{
+		Addr: w.addrs[0], Discovery: good, Secret: known, OnPeer: func(addr string, err error) {
+			select {
+			case told <- fmt.Sprint(addr, ": ", err, errors.Is(err, routing.ErrSecret)):
+			default:
+			}
+		},
+	}, w.clock, time.Now())
+	counted := func() uint64 { return n.Stats().RejectedBy["gossip"] }
+	bad := gossips(t, free[1], "10.0.0.2:1", guessed, at)
+	_, err := bad.Find(t.Context())
+	if !errors.Is(err, routing.ErrSecret) || !strings.HasPrefix(err.Error(), "gossip with "+at+": ") {
+		t.Errorf("the one who has it wrong is not told: %v", err)
+	}
+	w.eventually("a wrong secret is counted", func() bool { return counted() > 0 })
+	if got := <-told; !strings.HasPrefix(got, "gossip of 127.0.0.1:") || !strings.HasSuffix(got, "true") {
+		t.Error(got)
+	}
+	before := counted()
+	udp, err := net.Dial("udp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return boundStreams(wires, refuse), func() net.Conn {
-		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return conn
+	defer udp.Close()
+	_, _ = udp.Write([]byte("something else that is long enough to be looked at, and is no gossip"))
+	w.eventually("garbage is counted", func() bool { return counted() > before })
+	key := sha256.Sum256([]byte("sluice gossip " + known))
+	c := memberlist.DefaultLANConfig()
+	c.Name, c.BindAddr, c.BindPort, c.SecretKey, c.LogOutput = "nonsense", "127.0.0.1", 0, key[:], io.Discard
+	named, err := memberlist.Create(c)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-// Strangers that connect while a node ends do not delay it: it closes, though their messages are not read.
-func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
-	b, dial := strangersAt(t, func(string, error) {})
-	for range 3 {
-		dial()
+	defer named.Shutdown()
+	if _, err := named.Join([]string{at}); err != nil {
+		t.Fatal(err)
 	}
-	if err := b.Shutdown(); err != nil {
-		t.Error(err)
+	for !strings.Contains(<-told, "must be host:port") { // other errors may come before
 	}
-	<-b.ended
-	<-b.down
-}
-
-// Strangers have 64 streams at a time, of a megabyte each: who comes then is put off, until one has gone.
-func TestGossipStreamsAtATime(t *testing.T) {
-	refused := make(chan string, 1)
-	b, dial := strangersAt(t, func(from string, _ error) { refused <- from })
-	var first net.Conn
-	for i := range 64 {
-		dial()
-		conn := <-b.StreamCh()
-		if left := conn.(*boundedStream).left; left != 1<<20 {
-			t.Errorf("stream %d may send %d bytes", i, left)
-		}
-		if first == nil {
-			first = conn
-		}
-	}
-	late := dial()
-	if from := <-refused; from != "gossip of "+late.LocalAddr().String() {
-		t.Errorf("told of %s", from)
-	}
-	first.Close()
-	dial()
-	if conn := <-b.StreamCh(); conn == nil {
-		t.Error("there is room")
-	}
-	if err := b.Shutdown(); err != nil {
-		t.Error(err)
+	if addrs, _ := good.Find(t.Context()); !slices.Equal(addrs, []string{"10.0.0.1:1"}) {
+		t.Errorf("found %v", addrs)
 	}
 }

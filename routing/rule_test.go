@@ -1,12 +1,15 @@
-package routing
+package routing_test
 
 import (
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
+	"github.com/sluice-gate/sluice/routing"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -23,26 +26,24 @@ func TestRulesTravel(t *testing.T) {
 	rows := map[string]func(*ratelimit.Rule){
 		"refunds": func(r *ratelimit.Rule) { r.Coordination.OnDeny = ratelimit.DenyRefunds }, // leases for Envoys refund
 		"a lease": func(r *ratelimit.Rule) {
-			c := &r.Coordination
-			c.Lease.Fixed, c.StoreDeadline = 7, 30*time.Millisecond
+			r.Coordination.Lease.Fixed, r.Coordination.StoreDeadline = 7, 30*time.Millisecond
 		},
 		"a billing month":   billed,
 		"a year of seconds": func(r *ratelimit.Rule) { r.Limit.Unit, r.Limit.Multiplier = ratelimit.Second, 31_536_000 },
 		"a long name in the audit": func(r *ratelimit.Rule) {
-			r.Coordination.Audit, r.Path = true, strings.Repeat("é", maxRuleName)
+			r.Coordination.Audit, r.Path = true, strings.Repeat("é", 1000)
 		},
 	}
 	for mode := range ratelimit.ModeNames() {
-		rows["mode "+ratelimit.Mode(mode).String()] = func(r *ratelimit.Rule) {
-			r.Coordination.Mode = ratelimit.Mode(mode)
-		}
+		rows["mode "+ratelimit.Mode(mode).String()] = func(r *ratelimit.Rule) { r.Coordination.Mode = ratelimit.Mode(mode) }
 	}
-	var cache ruleCache
 	for what, change := range rows {
-		r := routed(1000)
+		r, m := routed(1000), &wire.Rule{}
 		change(r)
-		bytes := ruleBytes(r)
-		got, err := cache.get(bytes)
+		if err := proto.Unmarshal(routing.RuleBytes(r), m); err != nil {
+			t.Fatal(err)
+		}
+		got, err := routing.ReadRule(m)
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue
@@ -58,7 +59,6 @@ func TestRulesTravel(t *testing.T) {
 // What no rule says is malformed: in each row one number or name of a good message is another.
 func TestOddRulesAreRefused(t *testing.T) {
 	plain := func(*ratelimit.Rule) {}
-	sliding := func(m *wire.Rule) { m.Algorithm = uint32(ratelimit.SlidingWindow) }
 	for _, c := range []struct {
 		what  string
 		of    func(*ratelimit.Rule)
@@ -72,20 +72,20 @@ func TestOddRulesAreRefused(t *testing.T) {
 		{"billing day 32", billed, func(m *wire.Rule) { m.BillingDay = 32 }},
 		{"no zone", billed, func(m *wire.Rule) { m.TimeZone = "" }},
 		{"no such zone", billed, func(m *wire.Rule) { m.TimeZone = "Europe/Berln" }},
-		{"billing months of a sliding window", billed, sliding},
+		{"billing months of a sliding window", billed, func(m *wire.Rule) { m.Algorithm = uint32(ratelimit.SlidingWindow) }},
 		{"several billing months", billed, func(m *wire.Rule) { m.Multiplier = 2 }},
 		{"a unit without billing months", billed, func(m *wire.Rule) { m.Unit = uint32(ratelimit.Month) }},
 		{"a unit that is none", billed, func(m *wire.Rule) { m.Unit = 10 }},
-		{"a long name", plain, func(m *wire.Rule) { m.Path = strings.Repeat("x", maxRuleName) }},
+		{"a long name", plain, func(m *wire.Rule) { m.Path = strings.Repeat("x", 1024) }},
 	} {
 		r := routed(1000)
 		c.of(r)
-		m := ruleMessage(r)
-		if _, err := readRule(m); err != nil {
+		m := routing.RuleMessage(r)
+		if _, err := routing.ReadRule(m); err != nil {
 			t.Fatal(err)
 		}
 		c.spoil(m)
-		if got, err := readRule(m); err == nil {
+		if got, err := routing.ReadRule(m); err == nil {
 			t.Errorf("%s: read as %+v", c.what, got)
 		}
 	}

@@ -1,0 +1,485 @@
+package routing_test
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// What becomes of requests whose owner does not answer, and of what nodes owe it then.
+
+// late is how long frames take when answers come after a request's time.
+const late = 30 * time.Millisecond
+
+// outage is what happens between node a:1 and b:1, which owns the key.
+type outage struct {
+	*world
+	a, b *node
+	key  []byte
+	slot ratelimit.Window
+	held verdict // of the last spend at a:1
+}
+
+// at is a request for the key at a node.
+func (o *outage) at(addr string, kind ratelimit.Kind, cost tokens) verdict {
+	a := ask{Key: o.key, Kind: kind, Cost: cost, Window: o.slot}
+	if kind.Settles() {
+		a.Window = o.held.Window
+	}
+	v := o.one(addr, a)
+	if kind == ratelimit.Spend && addr == "a:1" {
+		o.held = v
+	}
+	return v
+}
+
+// alone has node a:1 ask while it cannot reach the owner.
+func (o *outage) alone(kind ratelimit.Kind, cost tokens) verdict {
+	o.a.reach(false)
+	return o.at("a:1", kind, cost)
+}
+
+// back has the nodes reach each other, and settle what they owe.
+func (o *outage) back() {
+	o.delay = 100 * time.Microsecond
+	if o.a.cut {
+		o.a.reach(true)
+	}
+	o.play(3 * time.Second)
+}
+
+// undo takes back the last spend at a:1.
+func (o *outage) undo(cost tokens) {
+	o.a.Undo([]ask{{Rule: o.rule, Key: o.key, Cost: cost}}, []verdict{o.held})
+}
+
+const (
+	open   = ratelimit.FailOpen
+	closed = ratelimit.FailClosed
+	minute = ratelimit.Minute
+	spend  = ratelimit.Spend
+	refund = ratelimit.Refund
+	charge = ratelimit.Charge
+	gives  = ratelimit.Release
+)
+
+// Each row is an outage, and what is left of 10 at the owner in the end.
+func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
+	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: 10, Burst: 10}
+	year, minutes := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}, ratelimit.Limit{Unit: minute, Requests: 10}
+	sliding := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: minute, Requests: 10}
+	slots := ratelimit.Limit{Algorithm: ratelimit.Concurrency, Unit: ratelimit.Hour, Requests: 10}
+	loses := func(o *outage, booking bool) { // the answer to the first ask or booking, with its stream
+		id := uint64(0)
+		o.carries = func(_, _ string, f *wire.Frame) bool {
+			for _, a := range f.GetAsks() {
+				if a.GetArrears() == booking && id == 0 {
+					id = a.GetId()
+				}
+			}
+			lost := slices.ContainsFunc(f.GetReplies(), func(r *wire.Reply) bool { return id != 0 && r.GetId() == id })
+			if lost {
+				id = math.MaxUint64
+			}
+			return !lost
+		}
+	}
+	for _, c := range []struct {
+		what   string
+		limit  ratelimit.Limit
+		policy ratelimit.FailurePolicy
+		play   func(o *outage)
+		left   tokens
+	}{
+		{"an admission is booked", year, open, func(o *outage) { o.alone(spend, 3) }, 7},
+		{"twenty, too", year, open, func(o *outage) {
+			o.a.reach(false)
+			for range 8 {
+				o.at("a:1", spend, 1)
+			}
+			o.play(routing.TakeOver + time.Second)
+		}, 2},
+		{"a refusal is not", year, closed, func(o *outage) { o.alone(spend, 3) }, 10},
+		{"what is taken back is not", year, open, func(o *outage) { o.alone(spend, 3); o.undo(3) }, 10},
+		{"what is given back is not", year, open, func(o *outage) { o.alone(spend, 3); o.at("a:1", refund, 3) }, 10},
+		{"a refund of no usage cancels no later charge", year, open, func(o *outage) {
+			o.alone(refund, 8)
+			o.at("a:1", spend, 8)
+		}, 2},
+		{"the largest costs give nothing back", year, open, func(o *outage) {
+			o.alone(spend, ratelimit.MaxTokens)
+			o.at("a:1", spend, ratelimit.MaxTokens)
+		}, 0},
+		{"an answer that is late counts once", year, open, func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 6},
+		{"a late charge of the owner is taken back after a refusal", year, closed,
+			func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 10},
+		{"a late refusal stays", year, closed, func(o *outage) { o.delay = late; o.at("a:1", spend, 12) }, 0},
+		{"a charge whose answer is lost may count twice", year, open, func(o *outage) {
+			loses(o, true)
+			o.alone(spend, 3)
+		}, 4},
+		{"a credit whose answer is lost does not", year, open, func(o *outage) {
+			o.at("a:1", spend, 6)
+			loses(o, true)
+			o.alone(refund, 3)
+		}, 7},
+		{"a refund whose answer is lost counts once", year, open, func(o *outage) {
+			o.at("b:1", spend, 6)
+			loses(o, false)
+			o.at("a:1", refund, 3)
+		}, 7},
+		{"a hold is settled, and an admission counts", bucket, open, func(o *outage) {
+			o.at("a:1", spend, 6)
+			o.alone(spend, 2)
+			o.at("a:1", gives, 1)
+		}, 3},
+		{"a charge counts in its window", minutes, open, func(o *outage) { o.toTurn(10 * time.Second); o.alone(spend, 3) }, 7},
+		{"and in no other", minutes, open, func(o *outage) {
+			o.toTurn(time.Second)
+			o.alone(spend, 3)
+			o.toTurn(-time.Second)
+		}, 10},
+		{"a charge of an ended window counts nowhere", minutes, open, func(o *outage) {
+			o.at("a:1", spend, 1)
+			o.toTurn(-time.Second)
+			o.alone(charge, 8)
+		}, 10},
+		{"a refund counts in its window", minutes, open, func(o *outage) {
+			o.toTurn(time.Second)
+			o.alone(refund, 3)
+			o.toTurn(-time.Second)
+			o.at("b:1", spend, 6)
+		}, 4},
+		{"and in the next it is of the next", minutes, open, func(o *outage) {
+			o.toTurn(-time.Millisecond)
+			o.at("b:1", spend, 6)
+			o.alone(refund, 3)
+		}, 7},
+		{"what is taken back after the turn counts in no other", minutes, open, func(o *outage) {
+			o.toTurn(70 * time.Millisecond)
+			o.alone(spend, 6)
+			o.toTurn(-20 * time.Millisecond)
+			o.undo(6)
+			o.at("b:1", spend, 6)
+		}, 4},
+		{"a late answer that is taken back is no credit in the next window", minutes, open, func(o *outage) {
+			o.toTurn(70 * time.Millisecond)
+			o.delay = late
+			o.at("a:1", spend, 4)
+			o.undo(4)
+			o.play(75 * time.Millisecond)
+			o.at("b:1", spend, 6)
+		}, 4},
+		{"a sliding window counts it in the next, too", sliding, open, func(o *outage) {
+			o.toTurn(700 * time.Millisecond)
+			o.alone(spend, 10)
+			o.toTurn(-time.Second)
+		}, 0},
+		{"and also if that has arrears of its own", sliding, open, func(o *outage) {
+			o.toTurn(700 * time.Millisecond)
+			o.alone(spend, 10)
+			o.toTurn(-100 * time.Millisecond)
+			o.at("a:1", spend, 1)
+		}, 0},
+		{"an owner whose window has not begun books it later", minutes, open, func(o *outage) {
+			o.toTurn(5 * time.Second)
+			o.b.local.SyncClock(o.now, o.wall().Add(-1100*time.Millisecond))
+			o.at("b:1", spend, 1)
+			o.toTurn(50 * time.Millisecond)
+			o.a.reach(false)
+			o.toTurn(-time.Millisecond)
+			o.at("a:1", spend, 8)
+		}, 2},
+		{"a slot that the owner took too late is given back", slots, closed, func(o *outage) {
+			o.delay, o.slot = late, 9
+			o.at("a:1", spend, 1)
+			o.undo(1)
+		}, 10},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w, a, b := newPair(t)
+			o := &outage{world: w, a: a, b: b, key: keyIn(0, "b:1", "a:1")}
+			w.rule.Limit, w.rule.Coordination.OnStoreFailure = c.limit, c.policy
+			c.play(o)
+			o.back()
+			if left := w.left("b:1", o.key); left != c.left {
+				t.Errorf("%d are left at the owner, want %d", left, c.left)
+			}
+			if n := a.Stats().Malformed + b.Stats().Malformed; n > 0 {
+				t.Errorf("%d messages made no sense", n)
+			}
+		})
+	}
+}
+
+// Without an owner the rule's policy decides, and nothing is charged for a question. What is undone was charged to this
+// node's share, if to anything. That is one budget for all outages.
+func TestDecidingWithoutAnOwner(t *testing.T) {
+	for policy, want := range map[ratelimit.FailurePolicy]struct {
+		admitted int // of five asks of one token, of which one is undone
+		again    int // of five in the next outage
+	}{open: {5, 5}, closed: {0, 0}, ratelimit.FailLocal: {4, 0}} {
+		w, a, _ := newPair(t)
+		w.rule.Coordination.OnStoreFailure, w.rule.Coordination.MaxNodes = policy, 3
+		o := &outage{world: w, a: a, key: keyIn(0, "b:1", "a:1")}
+		w.crash("b:1")
+		admitted := 0
+		for i := range 5 {
+			v := o.at("a:1", spend, 1)
+			if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 ||
+				v.OverLimit == (v.Charged == 1) {
+				t.Errorf("%v: %+v", policy, v)
+			}
+			if admitted += int(v.Charged); i == 2 {
+				o.undo(1)
+			}
+		}
+		if v := o.at("a:1", ratelimit.Peek, 1); v.OverLimit == (policy == open) || v.Charged != 0 {
+			t.Errorf("%v: a peek after all of a node's own budget: %+v", policy, v)
+		}
+		b := w.start("b:1")
+		w.until("they have met", func() bool { return a.sees(2)() && b.Ready() })
+		w.crash("b:1")
+		if again := w.admits("a:1", o.key, 5); admitted != want.admitted || again != want.again {
+			t.Errorf("%v: %d were admitted, and %d in the next outage, want %+v", policy, admitted, again, want)
+		}
+	}
+}
+
+// A slot that a node took without the key's owner comes back when its request ends, also if another key that the same
+// request settles waits for its owner.
+func TestSlotsOfAnOutageComeBack(t *testing.T) {
+	w, a, _ := newPair(t)
+	w.rule.Limit = ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10, Algorithm: ratelimit.Concurrency}
+	w.rule.Coordination.OnStoreFailure, w.rule.Coordination.MaxNodes = ratelimit.FailLocal, 10 // a slot for each
+	first := keyIn(0, "b:1", "a:1")
+	second := keyIn(100, "b:1", "a:1")
+	both := func(kind ratelimit.Kind, slot ratelimit.Window) []verdict {
+		asks := []ask{{Key: first, Kind: kind, Cost: 1, Window: slot}, {Key: second, Kind: kind, Cost: 1, Window: slot}}
+		return w.all("a:1", asks...)
+	}
+	for slot := range ratelimit.Window(2) {
+		a.reach(false)
+		w.play(500 * time.Millisecond)
+		for i, v := range both(spend, 7+slot) {
+			if v.OverLimit || v.Source != ratelimit.FromFallback {
+				t.Errorf("key %d, outage %d: the slot of this node is free, and the verdict is %+v", i, slot, v)
+			}
+		}
+		a.reach(true)
+		w.play(500 * time.Millisecond)
+		both(gives, 7+slot)
+	}
+}
+
+// A late credit of a bucket is less what was refilled in its place.
+func TestBucketsAreNotFilledTwice(t *testing.T) {
+	w, a, _ := newPair(t)
+	w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+	w.rule.Limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 100, Burst: 100}
+	o := &outage{world: w, a: a, key: keyIn(0, "b:1", "a:1")}
+	o.at("a:1", spend, 100)
+	a.reach(false)
+	o.undo(100)
+	w.play(300 * time.Millisecond) // some is there, by the refill of the bucket
+	n, since := 0, w.now
+	drain := func() {
+		for v := make([]verdict, 1); !v[0].OverLimit; {
+			w.nodes["b:1"].Ask([]ask{{Rule: w.rule, Key: o.key, Cost: 1}}, v, nil, func() { n += int(v[0].Charged) })
+		}
+	}
+	drain()
+	a.reach(true)
+	for range 200 {
+		w.play(10 * time.Millisecond)
+		drain()
+	}
+	if most := 100 + int(w.now.Sub(since)*100/time.Second); n > most {
+		t.Errorf("%d are admitted in %v of a bucket of 100 and 100 a second: %d at most", n, w.now.Sub(since), most)
+	}
+}
+
+// An answer that comes between the end of a request's time and its decision, is late, or is lost: whatever was charged
+// for refused requests is taken back.
+func TestRefusedRequestsCostNothing(t *testing.T) {
+	for after := range 30 {
+		w, _, _ := newPair(t)
+		key := keyIn(0, "b:1", "a:1")
+		w.delay, w.tail = ratelimit.StoreDeadline/2-15*time.Microsecond+time.Duration(after)*time.Microsecond, 0
+		v := w.one("a:1", ask{Key: key, Cost: 4})
+		w.play(2 * time.Second)
+		if left := w.left("b:1", key); left != 10-v.Charged || v.OverLimit == (left == 6) {
+			t.Errorf("answers take %v: %d of 10 are left: %+v", 2*w.delay, left, v)
+		}
+	}
+}
+
+// Clients look whether they may, and charge what it cost when it is done (as with LLM tokens). A charge is booked whole:
+// what is used beyond the limit is at most what was under way, and from then on everybody is refused.
+func TestChargesAfterTheFact(t *testing.T) {
+	const clients, limit, cost = 20, 10_000, 5_000
+	for algorithm := range ratelimit.RateAlgorithms() {
+		w := newWorld(t, 1, limit)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst, w.rule.Limit.Unit = ratelimit.Algorithm(algorithm), limit, minute
+		w.ring("a:1", "b:1", "c:1")
+		used, since, passed := tokens(0), ratelimit.Instant(0), 0
+		var client func(i int)
+		client = func(i int) {
+			addr := w.addrs[(i+w.rnd.IntN(2))%3]
+			w.at(addr, ratelimit.Peek, 0, func(v *verdict) {
+				if v.OverLimit {
+					w.in(20*time.Millisecond, func() { client(i) })
+					return
+				}
+				if since != 0 && w.now.Sub(since) > 50*time.Millisecond {
+					passed++
+				}
+				w.in(300*time.Millisecond, func() {
+					w.at(addr, spend, cost, func(*verdict) {
+						if used += cost; used >= limit && since == 0 {
+							since = w.now
+						}
+						client(i)
+					})
+				})
+			})
+		}
+		for i := range clients {
+			w.in(time.Duration(i)*7*time.Millisecond, func() { client(i) })
+		}
+		w.play(8 * time.Second)
+		if used > limit+clients*cost || used < limit || passed > 0 {
+			t.Errorf("%v: %d were used of %d, with %d x %d under way, and %d passed after that",
+				w.rule.Limit, used, limit, clients, cost, passed)
+		}
+	}
+}
+
+// at asks a node for the first key, and goes on with its verdict.
+func (w *world) at(addr string, kind ratelimit.Kind, cost tokens, then func(v *verdict)) {
+	v := make([]verdict, 1)
+	w.nodes[addr].Ask([]ask{{Rule: w.rule, Key: keyOf(0), Kind: kind, Cost: cost}}, v, nil, func() {
+		if v[0].Source == ratelimit.FromFallback {
+			w.Errorf("%s has decided without the owner: %+v", addr, v[0])
+		}
+		then(&v[0])
+	})
+}
+
+// Each charge is given back at its end: at most the limit is in flight at once, and no token is lost.
+func TestChargesThatComeBack(t *testing.T) {
+	const limit = 10
+	for _, clients := range []int{3, 8, 32} {
+		w := newWorld(t, 1, limit)
+		w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+		w.ring("a:1", "b:1", "c:1")
+		under, most, ends := 0, 0, w.now.Add(time.Second)
+		soon := func(most int) time.Duration { return time.Duration(1+w.rnd.IntN(most)) * time.Millisecond }
+		var client func()
+		client = func() {
+			if w.now >= ends {
+				return
+			}
+			w.at(w.addrs[w.rnd.IntN(3)], spend, 1, func(v *verdict) {
+				if v.OverLimit {
+					w.in(soon(5), client)
+					return
+				}
+				under++
+				most = max(most, under)
+				w.in(soon(10), func() {
+					under--
+					w.at(w.addrs[w.rnd.IntN(3)], refund, 1, func(*verdict) { client() })
+				})
+			})
+		}
+		for i := range clients {
+			w.in(time.Duration(i)*time.Millisecond, client)
+		}
+		w.play(2 * time.Second)
+		if most > limit || under != 0 || clients > limit && most < limit {
+			t.Errorf("%d clients: %d were under way at once", clients, most)
+		}
+		if left := w.left("a:1", keyOf(0)); left != limit {
+			t.Errorf("%d clients: %d are left in the end", clients, left)
+		}
+	}
+}
+
+// A settlement is booked at the key's owner, whichever node it comes to, and only in the window that it names.
+func TestSettlementsComeToTheOwner(t *testing.T) {
+	w := newWorld(t, 1, 1000)
+	w.hotRate = 5
+	w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+	w.ring("a:1", "b:1", "c:1")
+	for k := range 5 {
+		key := keyOf(k)
+		held := w.one(w.addrs[k%3], ask{Key: key, Cost: 600})
+		for _, addr := range w.addrs {
+			for _, x := range []struct {
+				kind ratelimit.Kind
+				ago  ratelimit.Window
+				cost tokens
+				want tokens
+			}{{gives, 1, 600, 0}, {gives, 0, 100, 100}, {charge, 0, 200, 200}} {
+				v := w.one(addr, ask{Key: key, Kind: x.kind, Cost: x.cost, Window: held.Window - x.ago})
+				if v.Charged+v.Debt != x.want || v.OverLimit {
+					t.Errorf("key %d at %s: %v %d books %+v, want %d", k, addr, x.kind, x.cost, v, x.want)
+				}
+			}
+		}
+		if left := w.left(w.addrs[k%3], key); left != 100 {
+			t.Errorf("key %d: 600 less 300 and 600 more are used, and %d of 1000 are left", k, left)
+		}
+	}
+}
+
+// A charge that is taken back while its account moves is credited where the account is in the end.
+func TestUndoFollowsItsAccount(t *testing.T) {
+	for i := range ratelimit.RateAlgorithms() {
+		const limit, keys = 100, 50
+		w := newWorld(t, keys, limit)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(i), limit
+		w.ring("a:1", "b:1", "c:1")
+		w.fill(4, "a:1")
+		asks := make([]ask, keys)
+		for k := range asks {
+			asks[k] = ask{Key: keyOf(k), Cost: 4}
+		}
+		charged := w.all("a:1", asks...)
+		w.delay = 5 * time.Millisecond
+		w.nodes["b:1"].Leave(func() {})
+		w.until("it is leaving", w.nodes["a:1"].sees(2))
+		w.nodes["a:1"].Undo(asks, charged)
+		w.play(6 * time.Second)
+		for k := range keys {
+			if left := w.left("a:1", keyOf(k)); left != limit-4 {
+				t.Errorf("%v, key %d: %d are left of %d", w.rule.Limit.Algorithm, k, left, limit)
+			}
+		}
+	}
+}
+
+// A key without room in its owner's table has one budget there, for requests of the owner and of peers. What is taken
+// back returns to it.
+func TestUntrackedKeyHasOneLimit(t *testing.T) {
+	w := newWorld(t, 1, 10)
+	w.table, w.rule.Path = 1, "user"
+	w.ring("a:1", "b:1")
+	o := &outage{world: w, a: w.nodes["a:1"]}
+	for k := 0; w.nodes["b:1"].local.Stats().Overflow == 0; k++ {
+		o.key = keyIn(k, "b:1", "a:1")
+		w.one("b:1", ask{Key: o.key, Cost: 1})
+	}
+	held := o.at("a:1", spend, 9)
+	o.undo(9)
+	w.play(time.Second)
+	if n := w.admits("a:1", o.key, 4) + w.admits("b:1", o.key, 12); n != 9 || held.Charged != 9 {
+		t.Errorf("after 1 of 10, %d are admitted, and %d more when they are taken back", held.Charged, n)
+	}
+}
