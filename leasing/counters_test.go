@@ -196,10 +196,10 @@ func TestRemainingAddsUp(t *testing.T) {
 		left := tokens(200)
 		for i := range 20 {
 			a := ask{Kind: kinds[r.IntN(len(kinds))], Cost: 1 + tokens(r.IntN(40))}
-			switch {
-			case a.Kind == ratelimit.Peek:
+			switch a.Kind {
+			case ratelimit.Peek:
 				a.Cost = 0
-			case a.Kind == ratelimit.Refund || a.Kind == ratelimit.Release:
+			case ratelimit.Refund, ratelimit.Release:
 				a.Cost = min(a.Cost, 200-left)
 				left += a.Cost
 			default:

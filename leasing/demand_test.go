@@ -66,7 +66,8 @@ func TestDeadPartInAYoungEpoch(t *testing.T) {
 		Net:  sim.Net{Trip: sim.Delay{Least: time.Millisecond}},
 		Load: load.Load{Rate: 100, Keys: 100_000, Length: 40 * time.Second},
 		Faults: []sim.Fault{
-			{At: 5 * time.Second, Kind: sim.Amnesia, Node: 0}, {At: 5 * time.Second, Kind: sim.Amnesia, Node: 1},
+			{At: 5 * time.Second, Kind: sim.Amnesia, Node: 0},
+			{At: 5 * time.Second, Kind: sim.Amnesia, Node: 1},
 			{At: 5600 * time.Millisecond, Kind: sim.Down, Node: 1, For: time.Hour},
 		},
 	})

@@ -97,7 +97,10 @@ func TestRefundsCreditAnywhere(t *testing.T) {
 // of any size resets the usage, and nothing else.
 func TestRefundAboveTheUsage(t *testing.T) {
 	for _, refunds := range [][]tokens{
-		{50}, {ratelimit.MaxTokens}, {ratelimit.MaxTokens, ratelimit.MaxTokens}, {account.MostBooked + 50},
+		{50},
+		{ratelimit.MaxTokens},
+		{ratelimit.MaxTokens, ratelimit.MaxTokens},
+		{account.MostBooked + 50},
 		{1 << 42, 1 << 43},
 	} {
 		s := newStage(t, 2, fixed(100, ratelimit.Year), fields{"on_deny": "refund"})

@@ -346,8 +346,11 @@ func TestVerdictOfAPeer(t *testing.T) {
 		ok    bool
 	}{
 		{&wire.Reply{}, verdict{}, true},
-		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4},
-			verdict{OverLimit: true, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true},
+		{
+			&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4},
+			verdict{OverLimit: true, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4},
+			true,
+		},
 		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{}, true}, // nothing is negative
 		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Charged: 1, Debt: 1}, true},
 		{&wire.Reply{Charged: 3}, verdict{}, false}, // it costs 2

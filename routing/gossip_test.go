@@ -148,7 +148,7 @@ func TestGossipNeedsAnAddress(t *testing.T) {
 // closed. Seeds that hang keep it from the ring for a second, not for ten each.
 func TestGossipListens(t *testing.T) {
 	at := freeAddrs(t, 1)[0]
-	seeds := append(newPorts(t, 4).addrs, at) // whose connections are not taken
+	seeds := slices.Concat(newPorts(t, 4).addrs, []string{at}) // whose connections are not taken
 	g, err := routing.NewGossip(at, "10.0.0.1:1", known, seeds)
 	if err != nil {
 		t.Fatal(err)

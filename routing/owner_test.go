@@ -116,8 +116,10 @@ func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
 			o.at("a:1", spend, ratelimit.MaxTokens)
 		}, 0},
 		{"an answer that is late counts once", year, open, func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 6},
-		{"a late charge of the owner is taken back after a refusal", year, closed,
-			func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 10},
+		{
+			"a late charge of the owner is taken back after a refusal", year, closed,
+			func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 10,
+		},
 		{"a late refusal stays", year, closed, func(o *outage) { o.delay = late; o.at("a:1", spend, 12) }, 0},
 		{"a charge whose answer is lost may count twice", year, open, func(o *outage) {
 			loses(o, true)

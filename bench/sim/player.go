@@ -244,8 +244,8 @@ func (c *call) lost() {
 	c.ended, c.endedAt = true, c.now
 	c.behind(&c.back, c.late, func() {
 		c.run(func() {
-			if c.player.call == c {
-				c.player.call = nil
+			if c.call == c {
+				c.call = nil
 				c.client.Broken()
 			}
 		})

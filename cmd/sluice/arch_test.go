@@ -6,97 +6,15 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
-
-const module = "github.com/sluice-gate/sluice/"
-
-// mayImport says which of our packages those below a folder may use. What is not here may use nothing of ours.
-var mayImport = map[string][]string{
-	"cmd":       {""},
-	"bench":     {""},
-	"leasing":   {"leasing", "ratelimit"},
-	"approx":    {"ratelimit"},
-	"routing":   {"ratelimit", "leasing", "routing"},
-	"ratelimit": {"ratelimit"},
-}
-
-func TestImportsPointDownwards(t *testing.T) {
-	documented := map[string]bool{}
-	eachImporter(t, func(name string, documents bool, imports []string) {
-		dir := filepath.Dir(name)
-		documented[dir] = documented[dir] || documents
-		folder, _, _ := strings.Cut(name, "/")
-		for _, lib := range imports {
-			own, ours := strings.CutPrefix(lib, module)
-			if ours && !slices.ContainsFunc(mayImport[folder], func(prefix string) bool { return strings.HasPrefix(own, prefix) }) {
-				t.Errorf("%s imports %s", name, own)
-			}
-		}
-	})
-	for dir, ok := range documented {
-		if !ok {
-			t.Errorf("%s has no package doc", dir)
-		}
-	}
-}
-
-// behindTheDoor lists the users of a store's client library: the door itself, the ledgers behind it, and the library's
-// own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use it too.
-var behindTheDoor = []string{
-	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/limit/", "leasing/redistest/",
-	"bench/process/", "bench/baseline/",
-}
-
-// eachImporter shows the imports of each file that is no test, and whether it documents its package.
-func eachImporter(t *testing.T, see func(name string, documents bool, imports []string)) {
-	t.Helper()
-	eachGoFile(t, func(path string, test bool) {
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var imports []string
-		for _, spec := range f.Imports {
-			imports = append(imports, strings.Trim(spec.Path.Value, `"`))
-		}
-		if !test {
-			see(strings.TrimPrefix(path, top), f.Doc != nil, imports)
-		}
-	})
-}
-
-// One door leads to the store: a new store changes nothing else.
-func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
-	used := map[string]bool{}
-	eachImporter(t, func(name string, _ bool, imports []string) {
-		for _, lib := range imports {
-			if !strings.HasPrefix(lib, "github.com/redis/") && !strings.HasPrefix(lib, "github.com/jackc/") && !strings.HasPrefix(lib, "go.etcd.io/") {
-				continue
-			}
-			at := slices.IndexFunc(behindTheDoor, func(door string) bool { return strings.HasPrefix(name, door) })
-			if at < 0 {
-				t.Errorf("%s imports %s: ask the store through cmd/sluice/store", name, lib)
-				continue
-			}
-			used[behindTheDoor[at]] = true
-		}
-	})
-	for _, door := range behindTheDoor {
-		if !used[door] {
-			t.Errorf("%s is listed and imports no client library", door)
-		}
-	}
-}
 
 // Code reads the traits of a mode. Code that compares modes would need a list of all of them.
 func TestModesAreATable(t *testing.T) {
@@ -114,38 +32,6 @@ func TestModesAreATable(t *testing.T) {
 	if len(files) > 3 {
 		t.Errorf("%d files compare modes, and at most 3 may: ask Mode.Spec(): %q", len(files), files)
 	}
-}
-
-// The words of the domain do no I/O.
-func TestRatelimitIsPure(t *testing.T) {
-	out, err := exec.Command("go", "list", "-f", `{{join .Imports "\n"}}`, module+"ratelimit").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range strings.Fields(string(out)) {
-		switch name {
-		case "net", "os", "net/http", "log/slog", "sync":
-			t.Errorf("package ratelimit imports %s", name)
-		}
-	}
-}
-
-// Code that is read often has narrow lines, which fit next to another file: the core in its code, and the
-// packages around it also in their tests.
-func TestLinesAreNarrow(t *testing.T) {
-	const most = 120
-	eachGoFile(t, func(path string, test bool) {
-		name := strings.TrimPrefix(path, top)
-		if !inCore(name) && !strings.HasPrefix(name, "ratelimit/") || inCore(name) && test || strings.HasPrefix(name, "ratelimit/shed/") ||
-			strings.HasSuffix(name, ".pb.go") {
-			return
-		}
-		for i, line := range strings.Split(read(t, name), "\n") {
-			if n := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")); n > most {
-				t.Errorf("%s:%d has %d columns, the most is %d", name, i+1, n, most)
-			}
-		}
-	})
 }
 
 // inCore reports whether a file is of the core.

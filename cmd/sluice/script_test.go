@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -436,6 +437,9 @@ func (s *scripted) doEnds(out io.Writer, args []string) error {
 	return nil
 }
 
+// errUnmet is of a command that succeeds, and prints something else than is waited for.
+var errUnmet = errors.New("the condition is not met")
+
 func (s *scripted) doUntil(out io.Writer, args []string) error {
 	rest, not := args, args[0] == "!"
 	if not {
@@ -457,7 +461,7 @@ func (s *scripted) doUntil(out io.Writer, args []string) error {
 		err = does(s, &last, rest[1:])
 		return (err == nil) != not && (want == nil || want.Match(last.Bytes()))
 	}) {
-		return fmt.Errorf("not within %v: %v; the last answer:\n%s", patience, err, &last)
+		return fmt.Errorf("not within %v: %w; the last answer:\n%s", patience, errors.Join(err, errUnmet), &last)
 	}
 	_, err = last.WriteTo(out)
 	return err

@@ -164,7 +164,7 @@ func paired(r *live, l ratelimit.Limit) *pair {
 func (p *pair) both(c Claim) (Grant, error) {
 	var want, got [1]Grant
 	_, _, err := p.memory.Settle(p.Context(), []Claim{c}, want[:])
-	_, _, other := p.Redis.Settle(p.Context(), []Claim{c}, got[:])
+	_, _, other := p.Settle(p.Context(), []Claim{c}, got[:])
 	if err := errors.Join(err, other); err != nil {
 		return want[0], err
 	}

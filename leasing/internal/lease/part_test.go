@@ -80,7 +80,7 @@ func (s *scene) event(t *testing.T, what string, by map[string]tokens) string {
 	case "lapses":
 		s.Lapse()
 	case "registered":
-		s.Part.Deadline = s.q.Now.Add(time.Duration(by["ms"]) * time.Millisecond)
+		s.Deadline = s.q.Now.Add(time.Duration(by["ms"]) * time.Millisecond)
 	case "epoch":
 		s.q.Epoch.ID = uint64(by["id"])
 		s.q.Young = by["young"] > 0

@@ -158,9 +158,9 @@ func (c *Caller) begin(more ...hpack.HeaderField) (stream uint32) {
 	return stream
 }
 
-// call makes a call with that request, in data frames of so many bytes. Its last one ends the call, if it does.
-func (c *Caller) call(whole []byte, ends bool, more ...hpack.HeaderField) {
-	c.pieces(c.begin(more...), whole, dataFrame, ends)
+// call makes a whole call with that request.
+func (c *Caller) call(whole []byte, more ...hpack.HeaderField) {
+	c.pieces(c.begin(more...), whole, dataFrame, true)
 }
 
 func (c *Caller) pieces(stream uint32, b []byte, frame int, ends bool) {
@@ -276,7 +276,7 @@ func flood(c *Caller, err error, request []byte, d time.Duration) error {
 	defer c.Close()
 	for end := time.Now().Add(d); err == nil && time.Now().Before(end); err = c.out.Flush() {
 		_ = c.SetWriteDeadline(end)
-		c.call(Message(0, request), true)
+		c.call(Message(0, request))
 	}
 	return err
 }
@@ -310,7 +310,7 @@ func Headers(address string, connections, size int, d time.Duration) error {
 	return each(address, Method, connections, d, func(c *Caller, n int) error {
 		// In no table, and in a code that has to be looked at bit by bit.
 		x := hpack.HeaderField{Name: "x", Value: fmt.Sprintf("%0*d", size*8/5, n), Sensitive: true}
-		c.call(Message(0, nil), true, x, hpack.HeaderField{Name: "grpc-timeout", Value: "20m"})
+		c.call(Message(0, nil), x, hpack.HeaderField{Name: "grpc-timeout", Value: "20m"})
 		return nil
 	})
 }
@@ -318,7 +318,7 @@ func Headers(address string, connections, size int, d time.Duration) error {
 // Calls has connections make whole calls of a method for a while.
 func Calls(method, address string, connections int, request []byte, d time.Duration) error {
 	return each(address, method, connections, d, func(c *Caller, _ int) error {
-		c.call(Message(0, request), true)
+		c.call(Message(0, request))
 		return nil
 	})
 }
@@ -331,7 +331,7 @@ func Bombs(address string, d time.Duration) error {
 	_ = z.Close()
 	whole := Message(1, packed.Bytes())
 	return each(address, Method, 8, d, func(c *Caller, _ int) error {
-		c.call(whole, true, hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
+		c.call(whole, hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
 		return nil
 	})
 }
@@ -355,7 +355,7 @@ func NeverBegin(method, address string, connections int, d time.Duration) error 
 
 // NeverTaken is NeverBegin with whole calls, whose answers find no window.
 func NeverTaken(method, address string, connections int, request []byte, d time.Duration) error {
-	return lingers(method, address, connections, d, func(c *Caller) { c.call(Message(0, request), true) }, noWindow)
+	return lingers(method, address, connections, d, func(c *Caller) { c.call(Message(0, request)) }, noWindow)
 }
 
 func lingers(
@@ -430,7 +430,7 @@ func NoPath(address string, d time.Duration) error {
 		if err != nil {
 			return err
 		}
-		c.call(Message(0, nil), true)
+		c.call(Message(0, nil))
 		_ = c.out.Flush()
 		c.hold(5 * time.Millisecond)
 		c.Close()
