@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// One cause is one page, with the file that people copy from. Its consequences are inhibited, in its fleet and in no other. Alerts
-// of severity info do not page.
+// One cause is one page, with the file that people copy from. Its consequences are inhibited, in its fleet and in
+// no other. Alerts of severity info do not page.
 func TestOneCauseIsOnePage(t *testing.T) {
 	t.Parallel()
 	var firing []map[string]any

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The binary is built for the machines that people work on, too: files that are
-// compiled for Windows or macOS use nothing of the system that only others have. `make platforms` compiles all of it, which takes minutes.
+// The binary is built for the machines that people work on, too: files that are compiled for Windows or macOS use
+// nothing of the system that only others have. `make platforms` compiles all of it, which takes minutes.
 func TestOtherSystems(t *testing.T) {
 	// Names of packages syscall and unix that each system has, of those that are used.
 	signals := "syscall.SIGHUP syscall.SIGINT syscall.SIGPIPE syscall.SIGTERM syscall.SIGKILL syscall.Conn syscall.RawConn "

@@ -51,25 +51,25 @@ func ofGateway(namespace, name string) string {
 
 // A call is a number of equal requests, and the number of those that pass. The others are answered with 429.
 type call struct {
-	host    string // default: the name of the case
-	port    int32  // of the listener of Envoy Gateway; default: 80
-	method  string
-	path    string // default: /
-	headers string // NAME=VALUE, ...
-	from    string // the client's address; default: that of the node
-	n, ok   int
-	pause   time.Duration
-	shown   string // x-ratelimit-limit of the responses; "-": none
+	Host     string // default: the name of the case
+	Port     int32  // of the listener of Envoy Gateway; default: 80
+	Method   string
+	Path     string // default: /
+	Headers  string // NAME=VALUE, ...
+	From     string // the client's address; default: that of the node
+	Sent, OK int
+	Pause    int    // milliseconds before each
+	Shown    string // x-ratelimit-limit of the responses; "-": none
 }
 
 // to returns one of the requests.
 func (c call) to(ctx context.Context, envoy netip.AddrPort) (*http.Request, error) {
-	r, err := http.NewRequestWithContext(ctx, c.method, "http://"+envoy.String()+c.path, nil)
+	r, err := http.NewRequestWithContext(ctx, c.Method, "http://"+envoy.String()+c.Path, nil)
 	if err != nil {
 		return nil, err
 	}
-	r.Host = c.host
-	for pair := range strings.SplitSeq(c.headers, ", ") {
+	r.Host = c.Host
+	for pair := range strings.SplitSeq(c.Headers, ", ") {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			r.Header.Add(name, value)
 		}
@@ -92,8 +92,8 @@ func do(ctx context.Context, envoy netip.AddrPort, c call) (*http.Response, erro
 		return nil, err
 	}
 	dialer := &net.Dialer{}
-	if c.from != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(c.from)}
+	if c.From != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(c.From)}
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	response, err := client.Do(r)
@@ -111,8 +111,8 @@ func (d door) plays(ctx context.Context, c call) error {
 		return err
 	}
 	var passed int
-	for i := range c.n {
-		time.Sleep(c.pause)
+	for i := range c.Sent {
+		time.Sleep(time.Duration(c.Pause) * time.Millisecond)
 		r, err := do(ctx, envoys[i%len(envoys)], c)
 		if err != nil {
 			return err
@@ -125,12 +125,12 @@ func (d door) plays(ctx context.Context, c call) error {
 			return fmt.Errorf("%+v: %s", c, r.Status)
 		}
 		limit := limitIn(r)
-		if c.shown != "" && limit != strings.TrimPrefix(c.shown, "-") {
+		if c.Shown != "" && limit != strings.TrimPrefix(c.Shown, "-") {
 			return fmt.Errorf("%+v: x-ratelimit-limit is %q", c, limit)
 		}
 	}
-	if passed != c.ok {
-		return fmt.Errorf("%+v: %d of %d passed", c, passed, c.n)
+	if passed != c.OK {
+		return fmt.Errorf("%+v: %d of %d passed", c, passed, c.Sent)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func (d door) works(ctx context.Context, host, limit string) error {
 	if err != nil {
 		return err
 	}
-	r, err := do(ctx, envoys[0], call{host: host, headers: "x-api-key=works"})
+	r, err := do(ctx, envoys[0], call{Host: host, Headers: "x-api-key=works"})
 	if err != nil {
 		return err
 	}

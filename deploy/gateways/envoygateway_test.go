@@ -1,6 +1,7 @@
 package gateways
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -15,6 +16,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 var modes = []string{"leasing", "routing", "approx"}
@@ -25,6 +27,8 @@ func TestThroughEnvoyGateway(t *testing.T) {
 	w.installGateway(w.configuration(modes[0]))
 	w.apply("", read(t, "testdata/class.yaml"))
 	keys := newIssuer(t)
+	var cases map[string]gatewayCase
+	w.check(yaml.UnmarshalStrict([]byte(read(t, "testdata/cases.yaml")), &cases))
 	for i, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			w := &world{t, w.Cluster}
@@ -38,32 +42,28 @@ func TestThroughEnvoyGateway(t *testing.T) {
 			w.apply("", namespace(mode))
 			w.apply(mode, read(t, "testdata/backend.yaml"))
 			w.apply(mode, read(t, "testdata/gateway.yaml"))
-			for _, c := range cases {
-				w.apply(mode, keys.fill(route(c.name, c.gateway)+c.more))
-				if c.rules != "" {
-					w.apply(mode, policy(c.name, c.rules, c.merge, c.too))
+			for name, c := range cases {
+				w.apply(mode, w.route(name, cmp.Or(c.Gateway, "eg"))+keys.fill(c.More))
+				if c.Lua != "" {
+					w.apply(mode, w.filled("lua", "NAME", name, "WHICH", c.Lua))
+				}
+				if c.Rules != "" {
+					w.apply(mode, c.policy(w, name))
 				}
 			}
 			w.live(mode, "eg", 80)
 			w.live(mode, "eg", 81)
 			w.live(mode, "policed", 80)
-			for _, c := range cases {
-				t.Run(c.name, func(t *testing.T) {
+			for name, c := range cases {
+				t.Run(name, func(t *testing.T) {
 					w := &world{t, w.Cluster}
 					before := w.sum(ofEnvoyGateway, fallbacks)
-					gateway := c.gateway
-					if gateway == "" {
-						gateway = "eg"
-					}
-					for _, k := range c.calls {
-						if k.host == "" {
-							k.host = c.name
-						}
-						if k.port == 0 {
-							k.port = 80
-						}
-						k.headers = keys.fill(k.headers)
-						w.judge(ofEnvoyGateway, before, w.gateway(mode, gateway, k.port).plays(t.Context(), k))
+					for _, k := range c.Calls {
+						k.Host = cmp.Or(k.Host, name)
+						k.Port = cmp.Or(k.Port, 80)
+						k.Headers = keys.fill(k.Headers)
+						door := w.gateway(mode, cmp.Or(c.Gateway, "eg"), k.Port)
+						w.judge(ofEnvoyGateway, before, door.plays(t.Context(), k))
 					}
 				})
 			}
@@ -71,12 +71,12 @@ func TestThroughEnvoyGateway(t *testing.T) {
 			t.Run("changes", func(t *testing.T) { (&world{t, w.Cluster}).changes(mode) })
 			faults := w.faults(mode)
 			for _, f := range faults {
-				w.apply(mode, route(f.name, "eg")+policy(f.name, fmt.Sprintf(users, budget), false, false))
+				w.apply(mode, w.route(f.name, "eg")+w.policy(f.name, fmt.Sprintf(users, budget)))
 			}
 			w.live(mode, "eg", 80)
 			for _, f := range faults {
 				t.Run(f.name, func(t *testing.T) {
-					(&world{t, w.Cluster}).suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{host: f.name, headers: "x-user=load"}})
+					(&world{t, w.Cluster}).suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{Host: f.name, Headers: "x-user=load"}})
 				})
 			}
 			w.check(w.Delete(t.Context(), mode, []byte(read(t, "testdata/gateway.yaml"))))
@@ -84,38 +84,41 @@ func TestThroughEnvoyGateway(t *testing.T) {
 	}
 }
 
-func route(name, gateway string) string {
-	if gateway == "" {
-		gateway = "eg"
-	}
-	return strings.NewReplacer("NAME", name, "GATEWAY", gateway).Replace(`
-apiVersion: gateway.networking.k8s.io/v1
-kind: HTTPRoute
-metadata: {name: NAME}
-spec: {parentRefs: [{name: GATEWAY}], hostnames: [NAME], rules: [{backendRefs: [{name: backend, port: 8000}]}]}
----
-`)
+// gatewayCase is one of testdata/cases.yaml.
+type gatewayCase struct {
+	Gateway    string
+	Rules      string // "": no policy
+	Merge, Too bool
+	More, Lua  string
+	Calls      []call
 }
 
-func policy(name, rules string, merge, too bool) string {
-	target := "{group: gateway.networking.k8s.io, kind: HTTPRoute, name: " + name
-	targets := target + "}"
-	if too {
-		targets += ", " + target + "-too}"
+func (c *gatewayCase) policy(w *world, name string) string {
+	text := w.policy(name, c.Rules)
+	if c.Too {
+		target := "{group: gateway.networking.k8s.io, kind: HTTPRoute, name: " + name
+		text = strings.Replace(text, target+"}", target+"}, "+target+"-too}", 1)
 	}
-	how := ""
-	if merge {
-		how = "mergeType: StrategicMerge"
+	if c.Merge {
+		text = strings.Replace(text, "spec:\n", "spec:\n  mergeType: StrategicMerge\n", 1)
 	}
-	return strings.NewReplacer("NAME", name, "RULES", rules, "TARGETS", targets, "MERGE", how).Replace(`
-apiVersion: gateway.envoyproxy.io/v1alpha1
-kind: BackendTrafficPolicy
-metadata: {name: NAME}
-spec:
-  targetRefs: [TARGETS]
-  MERGE
-  rateLimit: {global: {rules: RULES}}
-`)
+	return text
+}
+
+// filled is a file of testdata with values for its words.
+func (w *world) filled(file string, values ...string) string {
+	w.Helper()
+	return strings.NewReplacer(values...).Replace(read(w.T, "testdata/"+file+".yaml"))
+}
+
+func (w *world) route(name, gateway string) string {
+	w.Helper()
+	return w.filled("route", "NAME", name, "GATEWAY", gateway)
+}
+
+func (w *world) policy(name, rules string) string {
+	w.Helper()
+	return w.filled("policy", "NAME", name, "RULES", rules)
 }
 
 // live waits until a rule that is applied now works at a port of a gateway. Those of before do too then: both, rules and routes, arrive
@@ -124,7 +127,7 @@ func (w *world) live(mode, gateway string, port int32) {
 	w.Helper()
 	lives++
 	name := fmt.Sprintf("live-%d", lives)
-	w.apply(mode, route(name, gateway)+policy(name, `[{clientSelectors: [{headers: [{name: x-try, type: Distinct}]}], limit: {requests: 1, unit: Day}}]`, false, false))
+	w.apply(mode, w.route(name, gateway)+w.policy(name, `[{clientSelectors: [{headers: [{name: x-try, type: Distinct}]}], limit: {requests: 1, unit: Day}}]`))
 	try := 0
 	w.until(2*time.Minute, func() error {
 		envoys, err := w.gateway(mode, gateway, port)()
@@ -133,7 +136,7 @@ func (w *world) live(mode, gateway string, port int32) {
 		}
 		for range 4 {
 			try++
-			c := call{method: http.MethodGet, host: name, headers: fmt.Sprintf("x-try=%d", try)}
+			c := call{Method: http.MethodGet, Host: name, Headers: fmt.Sprintf("x-try=%d", try)}
 			first, err := do(w.Context(), envoys[0], c)
 			if err != nil {
 				return err
@@ -219,23 +222,23 @@ const users = `[{clientSelectors: [{headers: [{name: x-user, type: Distinct}]}],
 
 // changes plays the life of a policy.
 func (w *world) changes(mode string) {
-	c := call{host: "changes", headers: "x-user=a"}
+	c := call{Host: "changes", Headers: "x-user=a"}
 	before := w.sum(ofEnvoyGateway, fallbacks)
 	plays := func(n, ok int, shown string) {
 		w.Helper()
-		c.n, c.ok, c.shown = n, ok, shown
+		c.Sent, c.OK, c.Shown = n, ok, shown
 		w.judge(ofEnvoyGateway, before, w.gateway(mode, "eg", 80).plays(w.Context(), c))
 	}
-	w.apply(mode, route("changes", "eg")+policy("changes", fmt.Sprintf(users, 3), false, false))
+	w.apply(mode, w.route("changes", "eg")+w.policy("changes", fmt.Sprintf(users, 3)))
 	w.live(mode, "eg", 80)
 	plays(3, 3, "3")
-	w.apply(mode, policy("changes", fmt.Sprintf(users, 5), false, false))
+	w.apply(mode, w.policy("changes", fmt.Sprintf(users, 5)))
 	w.live(mode, "eg", 80)
 	plays(4, 2, "5")
-	w.check(w.Delete(w.Context(), mode, []byte(policy("changes", fmt.Sprintf(users, 5), false, false))))
+	w.check(w.Delete(w.Context(), mode, []byte(w.policy("changes", fmt.Sprintf(users, 5)))))
 	w.live(mode, "eg", 80)
 	plays(5, 5, "-")
-	w.apply(mode, policy("changes", fmt.Sprintf(users, 5), false, false))
+	w.apply(mode, w.policy("changes", fmt.Sprintf(users, 5)))
 	w.live(mode, "eg", 80)
 	plays(3, 0, "5") // the window goes on
 }
