@@ -17,9 +17,9 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// The services of the compose file start from its commands, environments and mounts, as processes. Each has a loopback address of
-// its own in place of its name, and the ports that the file gives it. Demand goes through Envoy to the nodes, which share limits
-// through Redis, and Prometheus scrapes them. Grafana does not run.
+// The services of the compose file start from its commands, environments and mounts, as processes. Each has a
+// loopback address of its own in place of its name, and the ports that the file gives it. Demand goes through
+// Envoy to the nodes, which share limits through Redis, and Prometheus scrapes them. Grafana does not run.
 func TestComposeServices(t *testing.T) {
 	needsLong(t)
 	w := newWorld(t, "compose/envoy.yaml", "")
@@ -76,7 +76,8 @@ func TestComposeServices(t *testing.T) {
 			}
 		})
 	}
-	// built is the program of a service's image: the entry point of the Dockerfile's stage that the file names, or its last.
+	// built is the program of a service's image: the entry point of the Dockerfile's stage that the file names, or
+	// its last.
 	built := func(service string) string {
 		dockerfile := w.read("../../deploy/docker/Dockerfile")
 		stages := regexp.MustCompile(`(?m)^FROM .*`).Split(dockerfile, -1)

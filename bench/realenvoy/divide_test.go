@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// Envoys with the shipped configuration divide budgets through Sluice, with a demand a quarter above them. Then, each in its own
-// minute, one is killed, one stands still over a window's end, all streams break, the nodes restart, and the rules are removed.
-// No key exceeds the bound of sluice check --rlqs.
+// Envoys with the shipped configuration divide budgets through Sluice, with a demand a quarter above them. Then,
+// each in its own minute, one is killed, one stands still over a window's end, all streams break, the nodes
+// restart, and the rules are removed. No key exceeds the bound of sluice check --rlqs.
 func TestEnvoysDivideABudget(t *testing.T) {
 	needsLong(t)
 	for _, row := range []struct{ envoys, nodes int }{{3, 1}, {10, 1}, {10, 3}} {
@@ -27,8 +27,8 @@ func TestEnvoysDivideABudget(t *testing.T) {
 			t.Parallel()
 			d := newDivision(t, row.envoys, row.nodes)
 			single := row.nodes == 1
-			// More is left over with a demand hardly above the limit (docs/explain/rlqs.md), as in the model. In the first
-			// minute the demand of each Envoy is unknown.
+			// More is left over with a demand hardly above the limit (docs/explain/rlqs.md), as in the model. In
+			// the first minute the demand of each Envoy is unknown.
 			left := 0.25
 			if single {
 				left = 0.1

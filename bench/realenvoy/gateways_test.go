@@ -34,8 +34,8 @@ func message(text string, into proto.Message) error {
 	return protojson.Unmarshal(data, into)
 }
 
-// push has the rules be those of a file, from a management server. With a further word the innermost has quota_mode, a field
-// that the published module does not have yet.
+// push has the rules be those of a file, from a management server. With a further word the innermost has
+// quota_mode, a field that the published module does not have yet.
 func (s *script) push(args []string) error {
 	if s.rules == nil {
 		s.rules = cache.NewSnapshotCache(true, cache.IDHash{}, nil)
@@ -100,7 +100,8 @@ func (s *script) edit(policy, patches string, change func(static, listener, mana
 	return err
 }
 
-// istio does what Istio does: filters come before the router, and clusters and limits of the host come to those there are.
+// istio does what Istio does: filters come before the router, and clusters and limits of the host come to those
+// there are.
 func (s *script) istio(args []string) error {
 	return s.edit(args[0], "configPatches", func(static, listener, manager object, p any) {
 		value := at[object](p, "patch", "value")

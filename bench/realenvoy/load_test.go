@@ -14,11 +14,12 @@ import (
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
-// A node refuses calls because its answer would be late (UNAVAILABLE, which leaves Envoy undecided: see the rows fail-open and
-// fail-deny of docs/explain/stream-done.md). Each request through Envoy is answered 200.
+// A node refuses calls because its answer would be late (UNAVAILABLE, which leaves Envoy undecided: see the rows
+// fail-open and fail-deny of docs/explain/stream-done.md). Each request through Envoy is answered 200.
 func TestOverloadedNode(t *testing.T) {
 	needsLong(t)
-	w := newWorld(t, "envoy/envoy.yaml", "domain: edge\ndescriptors: [{key: api_key, rate_limit: {unit: year, requests_per_unit: 1000000000}}]\n")
+	w := newWorld(t, "envoy/envoy.yaml", "domain: edge\n"+
+		"descriptors: [{key: api_key, rate_limit: {unit: year, requests_per_unit: 1000000000}}]\n")
 	w.flags = []string{"--max-wait", "1ms"}
 	w.run(1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -54,12 +55,14 @@ func TestOverloadedNode(t *testing.T) {
 	}
 }
 
-// Each way answers its requests, and its cost is in the right place: Envoy pays for each, a service only where it is called,
-// and least where Envoys have leases.
+// Each way answers its requests, and its cost is in the right place: Envoy pays for each, a service only where it
+// is called, and least where Envoys have leases.
 func TestEndToEnd(t *testing.T) {
 	needsLong(t)
 	installed(t)
-	r, page := sluicetest.Measure[*EndToEndReport](t, &Options{Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10})
+	r, page := sluicetest.Measure[*EndToEndReport](t, &Options{
+		Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
+	})
 	t.Log("\n" + page)
 	costs := map[string]Way{}
 	for _, w := range r.Ways {

@@ -203,8 +203,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// The first report of a bucket is its subscription, is sent at once, and counts the request that had no assignment; then all
-// are reported every 5 s, as differences.
+// The first report of a bucket is its subscription, is sent at once, and counts the request that had no
+// assignment; then all are reported every 5 s, as differences.
 func TestReports(t *testing.T) {
 	m := readQuirks(t).model("gold", envoy.Stock())
 	m.does(t, "0s lease 2; 1s 2/5")
@@ -217,8 +217,8 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// What was counted while there is no stream is lost; the stream is opened again with the next reports, and assignments go on
-// meanwhile.
+// What was counted while there is no stream is lost; the stream is opened again with the next reports, and
+// assignments go on meanwhile.
 func TestBrokenStream(t *testing.T) {
 	for loses, want := range map[bool]uint64{true: 2, false: 3} {
 		stock := envoy.Stock()
@@ -232,7 +232,8 @@ func TestBrokenStream(t *testing.T) {
 		did += "; " + m.does(t, "6s 2/2")
 		m.wait(2 * envoy.Interval)
 		if got := m.had[len(m.had)-1].allowed; got != want || m.opened != 2 || did != "0s lease 4; 1s 1/1; 6s 2/2" {
-			t.Errorf("loses %t: %s; it reports %d of 3 and opened %d streams, want %d and 2", loses, did, got, m.opened, want)
+			t.Errorf("loses %t: %s; it reports %d of 3 and opened %d streams, want %d and 2",
+				loses, did, got, m.opened, want)
 		}
 	}
 }
@@ -251,7 +252,8 @@ func TestStoodStill(t *testing.T) {
 
 type quotaStream = rlqs.RateLimitQuotaService_StreamRateLimitQuotasServer
 
-// dealer is a server of quotas that answers what a test says, also what Sluice never does. Buckets are known by their api_key.
+// dealer is a server of quotas that answers what a test says, also what Sluice never does. Buckets are known by
+// their api_key.
 type dealer struct {
 	mu      sync.Mutex
 	down    chan struct{}          // guarded by mu; closed: streams end at once
@@ -267,7 +269,7 @@ type usage struct {
 }
 
 func usageOf(u *rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) usage {
-	return usage{elapsed: u.GetTimeElapsed().AsDuration(), allowed: u.GetNumRequestsAllowed(), denied: u.GetNumRequestsDenied()}
+	return usage{elapsed: u.TimeElapsed.AsDuration(), allowed: u.NumRequestsAllowed, denied: u.NumRequestsDenied}
 }
 
 // StreamRateLimitQuotas notes what is reported.
@@ -354,7 +356,8 @@ func TestModelIsEnvoy(t *testing.T) {
 	q := readQuirks(t)
 	w := newWorld(t, "envoy/rlqs.yaml", "").change("reporting_interval: 5s", "reporting_interval: 1s")
 	settings := []any{"bucket_matchers", "matcher_list", "matchers", 0}
-	quota := []any{"static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config", "http_filters", 0, "typed_config"}
+	quota := []any{"static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
+		"http_filters", 0, "typed_config"}
 	var tree object
 	var matchers []any // one for each tier
 	for tier, of := range q.Tiers {
@@ -400,8 +403,8 @@ func TestModelIsEnvoy(t *testing.T) {
 		all.Wait()
 	})
 
-	// Envoy stands still until after its lease has ended, with requests that wait. The model decides these first, which is
-	// the worst case: Envoy may, and no more than the lease had pass.
+	// Envoy stands still until after its lease has ended, with requests that wait. The model decides these first,
+	// which is the worst case: Envoy may, and no more than the lease had pass.
 	t.Run("stands still", func(t *testing.T) {
 		const rest = 10
 		a := bucket("gold", "stands still")
@@ -426,7 +429,8 @@ func TestModelIsEnvoy(t *testing.T) {
 		a.wait(4 * time.Second)
 		w.need(w.envoy.Pause(false))
 		all.Wait()
-		t.Logf("a lease of %d that ended 2 s before Envoy went on: %d of %d waiting requests passed", rest, passed.Load(), 3*rest)
+		t.Logf("a lease of %d that ended 2 s before Envoy went on: %d of %d waiting requests passed",
+			rest, passed.Load(), 3*rest)
 		if passed.Load() > rest {
 			t.Errorf("%d passed of a lease of %d", passed.Load(), rest)
 		}

@@ -31,34 +31,35 @@ import (
 // Each configuration of deploy starts without a warning of ours, and limits what its comments say.
 func TestShippedConfigurations(t *testing.T) { play(t, "shipped-*") }
 
-// What Envoy makes of Sluice's answers, rule by rule. Requests fail where Sluice fails, so that what passes was decided.
+// What Envoy makes of Sluice's answers, rule by rule. Requests fail where Sluice fails, so that what passes was
+// decided.
 func TestRLS(t *testing.T) { play(t, "rls") }
 
-// Envoy calls over TLS, and presents a certificate if a node requires one. Without alpn_protocols its calls arrive, but its
-// health checks do not: it finds no healthy node, and calls all of them regardless of their state.
+// Envoy calls over TLS, and presents a certificate if a node requires one. Without alpn_protocols its calls
+// arrive, but its health checks do not: it finds no healthy node, and calls all of them regardless of their state.
 func TestTLS(t *testing.T) { needsLong(t); play(t, "tls") }
 
-// Without a decision a request passes, and with failure_mode_deny: true Envoy answers 500, whatever has become of the only
-// node. While it drains it decides.
+// Without a decision a request passes, and with failure_mode_deny: true Envoy answers 500, whatever has become of
+// the only node. While it drains it decides.
 func TestFailureModes(t *testing.T) { needsLong(t); play(t, "failure-*") }
 
-// Three nodes are restarted one after the other, each as soon as the previous one is back, while 500 requests a second go
-// through Envoy. Each request is decided, and no key exceeds its rule's bound.
+// Three nodes are restarted one after the other, each as soon as the previous one is back, while 500 requests a
+// second go through Envoy. Each request is decided, and no key exceeds its rule's bound.
 //
-// A call that Envoy gave up after 20 ms passes undecided. On a busy machine, some do so without any restart. They are at most
-// 1 of 200, and each may be one over. All other failures are 0.
+// A call that Envoy gave up after 20 ms passes undecided. On a busy machine, some do so without any restart. They
+// are at most 1 of 200, and each may be one over. All other failures are 0.
 func TestRollingRestart(t *testing.T) { needsLong(t); play(t, "rolling-*") }
 
-// A node that hangs costs requests the filter's timeout, for as long as deploy says: then Envoy's health checks have found it.
-// None fails, and what hung is asked again when it goes on.
+// A node that hangs costs requests the filter's timeout, for as long as deploy says: then Envoy's health checks
+// have found it. None fails, and what hung is asked again when it goes on.
 func TestHungNode(t *testing.T) { needsLong(t); play(t, "hung-*") }
 
-// Calls that never begin, and answers that are not taken, leave an Envoy that fails open its decisions: of a limit, exactly as
-// many pass.
+// Calls that never begin, and answers that are not taken, leave an Envoy that fails open its decisions: of a
+// limit, exactly as many pass.
 func TestCallsThatNeverBeginOpenNothing(t *testing.T) { play(t, "hostile") }
 
-// Envoy Gateway's configuration and rules, as it pushes them: a limit for each user, and a cost that is known when the answer
-// has been sent.
+// Envoy Gateway's configuration and rules, as it pushes them: a limit for each user, and a cost that is known when
+// the answer has been sent.
 func TestEnvoyGateway(t *testing.T) { needsLong(t); play(t, "envoy-gateway") }
 
 // Agent Router's: the same of a QuotaPolicy, whose request costs 1.
@@ -67,12 +68,13 @@ func TestAgentRouter(t *testing.T) { needsLong(t); play(t, "agent-router") }
 // A request holds 30 of a team's 100, and is charged what its answer says that it has used, be that JSON or events.
 func TestTokensThroughEnvoy(t *testing.T) { play(t, "tokens") }
 
-// Gateways that carry no hold, with their configurations and rules as they push them, and the additions that are shipped: a
-// request holds what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets three pass and uses 120.
+// Gateways that carry no hold, with their configurations and rules as they push them, and the additions that are
+// shipped: a request holds what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets
+// three pass and uses 120.
 func TestGatewaysHoldWithoutAnID(t *testing.T) { play(t, "hold-without-id-*") }
 
-// Holds with an id through gateways' own files: a request holds 40 of 100 and costs 10, so that seven are admitted. Were the
-// call at the end taken for a request, two would be.
+// Holds with an id through gateways' own files: a request holds 40 of 100 and costs 10, so that seven are
+// admitted. Were the call at the end taken for a request, two would be.
 func TestGatewaysHoldWithAnID(t *testing.T) { play(t, "hold-with-id-*") }
 
 // play runs scripts of testdata. Their language is that of testscript, with the commands below.
@@ -108,7 +110,7 @@ func (s serial) Run(name string, f func(testscript.T)) {
 	s.T.Run(name, func(t *testing.T) { f(serial{t}) })
 }
 
-// script is what a script has beside its world.
+// script is the state of one that is played.
 type script struct {
 	*world
 	ts      *testscript.TestScript
@@ -128,14 +130,14 @@ func commands() map[string]command {
 	return map[string]command{
 		"config":    (*script).configure,    // FILE of deploy or testdata is Envoy's configuration
 		"change":    (*script).replace,      // OLD NEW... texts of it; @FILE is what the file has, with its $NAMEs
-		"route":     (*script).addRoute,     // PATH LIMITS [FILE] of it, with the action of a file; KEY(x) is an action of limits
+		"route":     (*script).addRoute,     // PATH LIMITS [FILE], with the action in a file; KEY(x) is an action
 		"istio":     (*script).istio,        // FILE of deploy/istio is patched in
 		"patch":     (*script).patch,        // FILE of deploy/envoy-gateway is patched in
 		"certs":     (*script).certificates, // of sluice and envoy, in the folder $CERTS
 		"push":      (*script).push,         // DOMAIN FILE: these are the rules of a management server
 		"adds":      (*script).adds,         // FILE HOLD: additions of deploy to pushed rules, with this hold
 		"answer":    (*script).answer,       // costs|model|large|slow is how the service does
-		"nodes":     (*script).nodes,        // N [alone] [FLAG...], with rules.yaml, and the service; alone without a Redis
+		"nodes":     (*script).nodes,        // N [alone] [FLAG...], with rules.yaml; alone: without a Redis
 		"node":      (*script).node,         // N pause|continue|drain|ended|kill|start|restart
 		"envoy":     (*script).start,        // N starts it, and waits until it finds so many nodes well
 		"well":      (*script).untilWell,    // N: so many Envoy finds well then
@@ -148,7 +150,7 @@ func commands() map[string]command {
 		"loaded":    (*script).unload,       // LIMIT NAME=LEAST-MOST... of what it counted; late is of 1,000
 		"hung":      (*script).hung,         // LEAST-MOST calls have come too late
 		"undecided": (*script).undecided,    // N requests so far
-		"attack":    (*script).attack,       // begin|take COMMAND... under an attack of calls that do not begin, or take no answer
+		"attack":    (*script).attack,       // begin|take COMMAND..., under calls that never begin or take
 		"sum":       (*script).counts,       // LEAST-MOST METRIC... of all nodes
 		"left":      (*script).left,         // N TEAM of its limit
 		"quiet":     (*script).quiet,        // Envoy warns of nothing that a configuration says
@@ -268,7 +270,7 @@ func (s *script) node(args []string) error {
 	}
 }
 
-// show prints each header. What is left of a window, which no script knows, is RESET.
+// show prints each header. The rest of a window is RESET.
 func (s *script) show(args []string) error {
 	a := s.get(args[1], headers(args[2:])...)
 	reset := regexp.MustCompile(`(Reset: |;t=)` + cmp.Or(a.Header.Get("Ratelimit-Reset"), "none") + `$`)
@@ -279,8 +281,8 @@ func (s *script) show(args []string) error {
 	return s.between(a.Status, args[0])
 }
 
-// admits holds how many of so many requests pass. A call that Envoy gave up because this machine was busy lets its request
-// pass undecided, and is charged or not.
+// admits holds how many of so many requests pass. A call that Envoy gave up because this machine was busy lets its
+// request pass undecided, and is charged or not.
 func (s *script) admits(args []string) error {
 	want, of, _ := strings.Cut(args[0], "/")
 	passed, err := s.passes(s.number(of), args[1], headers(args[2:])...)
@@ -309,7 +311,8 @@ func (s *script) end([]string) error {
 	return <-s.begun
 }
 
-// costs waits for the calls of each request: one, and if it passes one with its cost, which is 10 where the service asks.
+// costs waits for the calls of each request: one, and if it passes one with its cost, which is 10 where the
+// service asks.
 func (s *script) costs(args []string) error {
 	completed := "cluster." + s.cluster + ".upstream_rq_completed"
 	for i, want := range args {
@@ -375,6 +378,7 @@ func (s *script) attack(args []string) error {
 	request, err := proto.Marshal(caller.Request("edge", "api_key", "other"))
 	s.need(err)
 	var attacker sync.WaitGroup
+	before := hostile.Sent()
 	attacker.Go(func() {
 		for end := false; !end; {
 			var err error
@@ -393,7 +397,7 @@ func (s *script) attack(args []string) error {
 			}
 		}
 	})
-	s.need(Until("the attack is under way", func() bool { return hostile.Sent() > 50_000 }))
+	s.need(Until("the attack is under way", func() bool { return hostile.Sent()-before > 50_000 }))
 	err = commands()[args[1]](s, args[2:])
 	close(done)
 	attacker.Wait()
@@ -468,8 +472,8 @@ func (s *script) sleep(args []string) error {
 	return err
 }
 
-// answer is how the service does: each costs 40, or those of the path /slow go on until the script's end of them, or it is a
-// language model, of which answers may be large.
+// answer has the service be a language model, or one of which each answer costs 40, or one that takes until the end
+// of a slow request.
 func (s *script) answer(args []string) error {
 	s.slow = make(chan struct{})
 	s.handler = map[string]http.HandlerFunc{
@@ -485,8 +489,9 @@ func (s *script) answer(args []string) error {
 	return nil
 }
 
-// model answers as a language model does: how much was used is what the request's x-tokens says, and nothing without it. For
-// clients that accept it, as Go's do, it might compress, which Envoy does not read. Its JSON has a size.
+// model answers as a language model does: how much was used is what the request's x-tokens says, and nothing
+// without it. For clients that accept it, as Go's do, it might compress, which Envoy does not read. Its JSON has a
+// size.
 func model(size int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		usage := ""

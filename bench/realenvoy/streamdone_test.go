@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-gate/sluice/bench/envoy"
 )
 
-// tap lies between Envoy and a node: it passes each call on, and notes what was asked and answered. The value of a call's entry
-// id may have it do more, see ShouldRateLimit.
+// tap lies between Envoy and a node: it passes each call on, and notes what was asked and answered. The value of a
+// call's entry id may have it do more, see ShouldRateLimit.
 type tap struct {
 	rls.UnimplementedRateLimitServiceServer
 	address string
@@ -52,8 +52,8 @@ func (w *world) tapped() *tap {
 	return p
 }
 
-// ShouldRateLimit passes a call on. One whose id begins with hold is not answered, one with fail is answered with UNAVAILABLE,
-// and one with unknown with UNKNOWN. Each answer has a nonce of its own in its dynamic metadata.
+// ShouldRateLimit passes a call on. One whose id begins with hold is not answered, one with fail is answered with
+// UNAVAILABLE, and one with unknown with UNKNOWN. Each answer has a nonce of its own in its dynamic metadata.
 func (p *tap) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	c := &call{}
 	if end, ok := ctx.Deadline(); ok {
@@ -298,8 +298,8 @@ func TestStreamDone(t *testing.T) {
 	})
 }
 
-// The calls of a stream come in their order. The last one of a stream may come after the first one of the next, although both
-// are on one connection: how often is printed.
+// The calls of a stream come in their order. The last one of a stream may come after the first one of the next,
+// although both are on one connection: how often is printed.
 func TestStreamDoneOrder(t *testing.T) {
 	needsLong(t)
 	w := doneWorld(t)
