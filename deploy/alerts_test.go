@@ -10,17 +10,6 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-type alertFile struct {
-	Groups []struct {
-		Rules []struct {
-			Alert, Expr string
-			Keep        string `yaml:"keep_firing_for"`
-			Labels      map[string]string
-			Annotations map[string]string
-		}
-	}
-}
-
 // Every alert is well-formed, has a test that makes it fire, and links to a page
 // that says what to do.
 func TestAlerts(t *testing.T) {
@@ -31,7 +20,16 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("promtool, which make deps installs, %v: %v\n%s", args, err, out)
 		}
 	}
-	var file alertFile
+	var file struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr string
+				Keep        string `yaml:"keep_firing_for"`
+				Labels      map[string]string
+				Annotations map[string]string
+			}
+		}
+	}
 	if err := yaml.Unmarshal([]byte(read(t, "deploy/prometheus/alerts.yaml")), &file); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
@@ -24,52 +23,46 @@ import (
 // escape its limit.
 func TestEnvoyConfigsAreValid(t *testing.T) {
 	for _, name := range []string{"envoy/envoy.yaml", "envoy/approx.yaml", "envoy/ring-hash.yaml", "envoy/rlqs.yaml", "compose/envoy.yaml"} {
-		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/"+name) })
-	}
-}
-
-func validEnvoy(t *testing.T, name string) {
-	var tree any
-	if err := yaml.Unmarshal([]byte(read(t, name)), &tree); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b bootstrap.Bootstrap
-	if err := protojson.Unmarshal(text, &b); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.ValidateAll(); err != nil {
-		t.Error(err)
-	}
-	for _, l := range b.StaticResources.Listeners {
-		for _, f := range l.FilterChains[0].Filters {
-			m, err := f.GetTypedConfig().UnmarshalNew()
+		t.Run(name, func(t *testing.T) {
+			text, err := yaml.YAMLToJSON([]byte(read(t, "deploy/"+name)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if h, ok := m.(*hcm.HttpConnectionManager); ok && h.StatPrefix == "ingress" {
-				// Where Envoys lease, buckets are matched by a filter, and not by routes.
-				notBypassed(t, h, name != "deploy/compose/envoy.yaml" && !strings.HasSuffix(name, "rlqs.yaml"))
+			var b bootstrap.Bootstrap
+			if err := protojson.Unmarshal(text, &b); err != nil {
+				t.Fatal(err)
 			}
-		}
-	}
-	for _, c := range b.StaticResources.Clusters {
-		if c.Name != "sluice" {
-			continue
-		}
-		if len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit" {
-			t.Fatalf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
-		}
-		h := c.HealthChecks[0]
-		if h.NoTrafficInterval.AsDuration() != h.Interval.AsDuration() {
-			t.Errorf("without traffic, a node that was not ready at the first check is checked again after a minute")
-		}
-		if gone := h.Interval.AsDuration() + h.Timeout.AsDuration(); gone > 2*time.Second || h.UnhealthyThreshold.GetValue() != 1 {
-			t.Errorf("a node that hangs is asked for more than %v: deploy/README.md says 2 s", gone)
-		}
+			if err := b.ValidateAll(); err != nil {
+				t.Error(err)
+			}
+			for _, l := range b.StaticResources.Listeners {
+				for _, f := range l.FilterChains[0].Filters {
+					m, err := f.GetTypedConfig().UnmarshalNew()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if h, ok := m.(*hcm.HttpConnectionManager); ok && h.StatPrefix == "ingress" {
+						// Where Envoys lease, buckets are matched by a filter, and not by routes.
+						notBypassed(t, h, name != "compose/envoy.yaml" && !strings.HasSuffix(name, "rlqs.yaml"))
+					}
+				}
+			}
+			for _, c := range b.StaticResources.Clusters {
+				if c.Name != "sluice" {
+					continue
+				}
+				if len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit" {
+					t.Fatalf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
+				}
+				h := c.HealthChecks[0]
+				if h.NoTrafficInterval.AsDuration() != h.Interval.AsDuration() {
+					t.Errorf("without traffic, a node that was not ready at the first check is checked again after a minute")
+				}
+				if gone := h.Interval.AsDuration() + h.Timeout.AsDuration(); gone > 2*time.Second || h.UnhealthyThreshold.GetValue() != 1 {
+					t.Errorf("a node that hangs is asked for more than %v: deploy/README.md says 2 s", gone)
+				}
+			}
+		})
 	}
 }
 

@@ -10,21 +10,17 @@ import (
 	"testing"
 )
 
-// portable are the names of packages syscall and unix that each system has, of those
-// that are used.
-var portable = map[string][]string{
-	"windows": {"syscall.SIGHUP", "syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.Conn", "syscall.RawConn"},
-	"darwin": {
-		"syscall.SIGHUP", "syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.SIGSTOP", "syscall.SIGCONT", "syscall.Conn",
-		"syscall.RawConn", "unix.Mmap", "unix.Munmap", "unix.PROT_READ", "unix.PROT_WRITE", "unix.MAP_ANON",
-		"unix.MAP_PRIVATE",
-	},
-}
-
-// The binary is built for the machines that people work on, too: files that are
-// compiled for Windows or macOS use nothing of the system that only others have. `make platforms` compiles all of it, which takes minutes.
+// The binary is built for the machines that people work on, too: files that are compiled for Windows or macOS use
+// nothing of the system that only others have. `make platforms` compiles all of it, which takes minutes.
 func TestOtherSystems(t *testing.T) {
-	for _, system := range []string{"windows", "darwin"} {
+	// Names of packages syscall and unix that each system has, of those that are used.
+	signals := "syscall.SIGHUP syscall.SIGINT syscall.SIGPIPE syscall.SIGTERM syscall.SIGKILL syscall.Conn syscall.RawConn "
+	for system, has := range map[string]string{
+		"windows": signals,
+		"darwin": signals + "syscall.SIGSTOP syscall.SIGCONT unix.Mmap unix.Munmap unix.PROT_READ unix.PROT_WRITE " +
+			"unix.MAP_ANON unix.MAP_PRIVATE",
+	} {
+		portable := strings.Fields(has)
 		cmd := exec.Command("go", "list", "-deps", "-f", `{{if .Module}}{{if .Module.Main}}{{$d := .Dir}}{{range .GoFiles}}{{$d}}/{{.}}
 {{end}}{{end}}{{end}}{{with .Error}}ERROR {{.}}
 {{end}}`, "./cmd/sluice")
@@ -37,37 +33,27 @@ func TestOtherSystems(t *testing.T) {
 		files := 0
 		for path := range strings.FieldsSeq(string(out)) {
 			files++
-			for _, used := range onlySomewhere(t, path, system) {
-				t.Errorf("%s, which is compiled for %s, uses %s", path, system, used)
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+			if err != nil {
+				t.Fatal(err)
 			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				s, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				pkg, ok := s.X.(*ast.Ident)
+				if !ok || pkg.Name != "syscall" && pkg.Name != "unix" {
+					return true
+				}
+				if name := pkg.Name + "." + s.Sel.Name; !slices.Contains(portable, name) {
+					t.Errorf("%s, which is compiled for %s, uses %s", path, system, name)
+				}
+				return true
+			})
 		}
 		if files < 200 {
 			t.Errorf("%s: %d files of ours:\n%.2000s", system, files, out)
 		}
 	}
-}
-
-// onlySomewhere is what a file uses of packages syscall and unix that is not known to
-// be there on a system.
-func onlySomewhere(t *testing.T, path, system string) (used []string) {
-	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ast.Inspect(f, func(n ast.Node) bool {
-		s, ok := n.(*ast.SelectorExpr)
-		if !ok {
-			return true
-		}
-		pkg, ok := s.X.(*ast.Ident)
-		if !ok || pkg.Name != "syscall" && pkg.Name != "unix" {
-			return true
-		}
-		if name := pkg.Name + "." + s.Sel.Name; !slices.Contains(portable[system], name) {
-			used = append(used, name)
-		}
-		return true
-	})
-	return used
 }

@@ -2,7 +2,6 @@ package realenvoy
 
 import (
 	"cmp"
-	"context"
 	"flag"
 	"fmt"
 	"net"
@@ -10,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +24,8 @@ import (
 // long has the tests run that take longer than a minute together: make envoy-test.
 var long = flag.Bool("envoy", false, "run all tests with a real Envoy, for 25 minutes")
 
+var temp string
+
 // binary is sluice, built once for all tests.
 var binary = sync.OnceValues(func() (string, error) {
 	file := filepath.Join(temp, "sluice")
@@ -33,8 +35,6 @@ var binary = sync.OnceValues(func() (string, error) {
 	}
 	return file, nil
 })
-
-var temp string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -55,52 +55,37 @@ func needsLong(t *testing.T) {
 	}
 }
 
-// needsEnvoy leaves a test out where there is none, and says so.
-func needsEnvoy(t *testing.T) {
+// installed is the Envoy of this machine. A test is left out where there is none, and says so.
+func installed(t *testing.T) string {
 	t.Helper()
-	if _, err := Find(); err != nil {
+	envoy, err := Find()
+	if err != nil {
 		t.Skipf("REPORTED MISSING: nothing was run with an Envoy: %v", err)
 	}
+	return envoy
 }
 
 // world is an Envoy with its processes, and the service behind it.
 type world struct {
 	*testing.T
 	config  Config
-	rules   string // "": they are pushed
-	nodes   int
+	rules   string   // "": they are pushed
 	flags   []string // of Sluice
 	alone   bool     // without a Redis
-	unwell  bool     // Envoy is to find no node well
-	cluster string   // of the nodes; sluice, unless said
 	handler http.HandlerFunc
 
 	fleet   *process.Fleet
+	cluster string // of the nodes
 	backend *Backend
 	envoy   *Envoy
 	client  *Client
 }
 
-// shipped is a file of deploy.
-func shipped(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile("../../deploy/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// change replaces a text that is there: a configuration that has changed since fails here.
-func change(t *testing.T, text string, pairs ...string) string {
-	t.Helper()
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if !strings.Contains(text, pairs[i]) {
-			t.Fatalf("the configuration has no %q", pairs[i])
-		}
-		text = strings.ReplaceAll(text, pairs[i], pairs[i+1])
-	}
-	return text
+// newWorld has a configuration of deploy.
+func newWorld(t *testing.T, config, rules string) *world {
+	w := &world{T: t, rules: rules}
+	w.config.Text = w.read("../../deploy/" + config)
+	return w
 }
 
 // need ends the test where there was an error.
@@ -111,29 +96,55 @@ func (w *world) need(err error) {
 	}
 }
 
-// run starts it all. Several nodes share a Redis, unless alone.
-func (w *world) run() *world {
+func (w *world) read(name string) string {
 	w.Helper()
-	w.prepare()
-	w.start()
+	text, err := os.ReadFile(name)
+	w.need(err)
+	return string(text)
+}
+
+// change replaces texts of the configuration that are there: one that has changed since fails here.
+func (w *world) change(pairs ...string) *world {
+	w.Helper()
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if !strings.Contains(w.config.Text, pairs[i]) {
+			w.Fatalf("the configuration has no %q", pairs[i])
+		}
+		w.config.Text = strings.ReplaceAll(w.config.Text, pairs[i], pairs[i+1])
+	}
 	return w
 }
 
-// prepare starts what Envoy needs.
-func (w *world) prepare() {
+// route adds a route with limits of its own, whose action is more, or else the service.
+func (w *world) route(path, limits, more string) {
+	const first = "                      routes:\n"
+	w.change(first, fmt.Sprintf("%s%24s- {match: {path: %s}, %s, typed_per_filter_config: {envoy.filters.http.ratelimit: "+
+		"{\"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute, rate_limits: %s}}}\n",
+		first, "", path, cmp.Or(more, "route: {cluster: service}"), limits))
+}
+
+// run starts nodes, and an Envoy before them.
+func (w *world) run(nodes int) *world {
 	w.Helper()
-	needsEnvoy(w.T)
+	w.start(nodes)
+	w.open(nodes)
+	return w
+}
+
+// start starts what Envoy needs: nodes, which share a Redis unless alone, and the service.
+func (w *world) start(nodes int) {
+	w.Helper()
+	installed(w.T)
 	sluice, err := binary()
 	w.need(err)
-	w.nodes = max(1, w.nodes)
-	w.fleet, err = process.NewFleet(sluice, w.rules, w.nodes, w.nodes > 1 && !w.alone, w.flags...)
+	w.fleet, err = process.NewFleet(sluice, w.rules, nodes, nodes > 1 && !w.alone, w.flags...)
 	w.need(err)
-	w.need(w.fleet.StartFirst(w.nodes))
+	w.need(w.fleet.StartFirst(nodes))
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)
 	w.need(err)
 	w.Cleanup(w.backend.Stop)
-	w.cluster = cmp.Or(w.cluster, "sluice")
+	w.cluster = regexp.MustCompile(`cluster_name: (sluice|\w*ratelimit_cluster)\b`).FindStringSubmatch(w.config.Text)[1]
 	w.config.Clusters = map[string][]string{w.cluster: w.fleet.Addresses()}
 	if !strings.Contains(w.config.Text, "stat_prefix: service") { // it answers by itself
 		w.config.Clusters["service"] = []string{w.backend.Address}
@@ -141,21 +152,21 @@ func (w *world) prepare() {
 	w.config.HashKeys = w.fleet.Peers
 }
 
-// start starts Envoy, and waits until it has found all nodes well.
-func (w *world) start() {
+// open starts an Envoy, and waits until it has found so many nodes well.
+func (w *world) open(well int) {
 	w.Helper()
-	envoy, err := Find()
-	w.need(err)
-	w.envoy, err = Start(envoy, &w.config)
+	var err error
+	w.envoy, err = Start(installed(w.T), &w.config)
 	w.need(err)
 	w.Cleanup(w.envoy.Stop)
-	well := len(w.config.Clusters[w.cluster])
-	if w.unwell {
-		well = 0
-	}
-	w.need(w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(well)))
+	w.need(w.well(well))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
+}
+
+// well waits until Envoy finds so many nodes well.
+func (w *world) well(nodes int) error {
+	return w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(nodes))
 }
 
 // serve runs a server of gRPC, which Envoys find well, until the test ends, and returns its address.
@@ -174,58 +185,58 @@ func serve(t *testing.T, register func(*grpc.Server)) (address string) {
 	return l.Addr().String()
 }
 
-// get is the answer to one request.
+// get is the answer to one request, with headers as Client.Get takes them.
 func (w *world) get(path string, headers ...string) Answer {
 	w.Helper()
-	r, err := w.client.Get(context.Background(), path, headers...)
+	a, err := w.client.Get(w.Context(), path, headers...)
 	w.need(err)
-	return r
+	return a
 }
 
-// passes is how many of so many requests pass. Others are refused by a limit, or the test fails.
-func (w *world) passes(n int, path string, headers ...string) (passed int) {
-	w.Helper()
+// passes is how many of so many requests pass. Others are refused by a limit, or it fails.
+func (w *world) passes(n int, path string, headers ...string) (passed int, err error) {
 	for range n {
-		switch r := w.get(path, headers...); r.Status {
-		case http.StatusOK:
+		a, err := w.client.Get(w.Context(), path, headers...)
+		switch {
+		case err != nil:
+			return passed, err
+		case a.Status == http.StatusOK:
 			passed++
-		case http.StatusTooManyRequests:
-		default:
-			w.Fatalf("%s: %d", path, r.Status)
+		case a.Status != http.StatusTooManyRequests:
+			return passed, fmt.Errorf("%s is answered %d", path, a.Status)
 		}
 	}
-	return passed
+	return passed, nil
 }
 
-// undecidedStat is how often Envoy's filter got no decision.
-const undecidedStat = "cluster.service.ratelimit.error"
+// Stats of Envoy: how often its filter got no decision, and how often it gave a call up.
+const (
+	undecidedStat = "cluster.service.ratelimit.error"
+	timeoutStat   = "cluster.sluice.upstream_rq_timeout"
+)
 
-// admits holds how many of so many requests pass against a limit. A call that Envoy gave up because
-// this machine was busy lets its request pass undecided, and is charged or not.
-func (w *world) admits(limit, of int, path string, headers ...string) {
-	w.Helper()
-	passed := w.passes(of, path, headers...)
-	undecided := int(w.stat(undecidedStat))
-	if passed < limit || passed > limit+undecided {
-		w.Errorf("%s %v: %d of %d passed, the limit is %d; %d were undecided so far",
-			path, headers, passed, of, limit, undecided)
-	}
-}
-
-// stat is a counter or gauge of Envoy's.
-func (w *world) stat(name string) int64 {
+// stats are counters and gauges of Envoy's.
+func (w *world) stats() map[string]int64 {
 	w.Helper()
 	all, err := w.envoy.Stats()
 	w.need(err)
-	return all[name]
+	return all
 }
 
-// metric is a number that a node counts; 0 where it has none of this name.
-func metric(t *testing.T, n *process.Process, name string) float64 {
-	t.Helper()
-	value, _, err := n.Metric(name + " ")
-	if err != nil {
-		t.Fatal(err)
+// sum is a metric of all nodes, whose name and labels begin so.
+func (w *world) sum(begins string) (sum float64) {
+	w.Helper()
+	for _, n := range w.fleet.Running() {
+		text, err := n.Ask("/metrics")
+		w.need(err)
+		for line := range strings.Lines(text) {
+			var value float64
+			if strings.HasPrefix(line, begins) {
+				_, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &value)
+				w.need(err)
+			}
+			sum += value
+		}
 	}
-	return value
+	return sum
 }

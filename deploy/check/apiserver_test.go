@@ -45,11 +45,12 @@ func TestChartOnAPIServer(t *testing.T) {
 	}
 	install := action.NewInstall(k.configuration("sluice"))
 	install.ReleaseName, install.Namespace, install.CreateNamespace, install.DisableHooks = "sluice", "sluice", true, true
-	if _, err := install.Run(c, settings["default"]); err != nil {
+	all := settings(t)
+	if _, err := install.Run(c, all["default"].Values); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		values := settings[name]
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		values := all[name].Values
 		if name == "everything" { // the operator's own types are not on this server
 			values = maps.Clone(values)
 			delete(values, "serviceMonitor")

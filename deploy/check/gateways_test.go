@@ -24,6 +24,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// parsed reads YAML as a type, and refuses fields that the type lacks.
+func parsed[T any](t *testing.T, name string) (value T) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict(file(t, name), &value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
 func file(t *testing.T, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(top + name)
@@ -36,10 +45,7 @@ func file(t *testing.T, name string) []byte {
 // Envoy Gateway's files are what it reads.
 func TestEnvoyGateway(t *testing.T) {
 	for _, name := range []string{"envoy-gateway", "envoy-gateway-tokens"} {
-		var config gateway.EnvoyGateway
-		if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/"+name+".yaml"), &config); err != nil {
-			t.Fatal(err)
-		}
+		config := parsed[gateway.EnvoyGateway](t, "deploy/envoy-gateway/"+name+".yaml")
 		d := config.Provider.Kubernetes.RateLimitDeployment
 		if *config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
 			t.Errorf("%s: %+v", name, config)
@@ -98,10 +104,7 @@ func TestEnvoyGatewayPatches(t *testing.T) {
 		proto.Message
 		ValidateAll() error
 	}{"tokens-id": &route.RateLimit_Action{}, "tokens-json": &hcm.HttpFilter{}} {
-		var policy gateway.EnvoyPatchPolicy
-		if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/"+name+".yaml"), &policy); err != nil {
-			t.Fatal(err)
-		}
+		policy := parsed[gateway.EnvoyPatchPolicy](t, "deploy/envoy-gateway/"+name+".yaml")
 		if err := protojson.Unmarshal(policy.Spec.JSONPatches[0].Operation.Value.Raw, into); err != nil {
 			t.Fatal(err)
 		}
@@ -123,16 +126,12 @@ func TestEnvoyGatewayPatches(t *testing.T) {
 // Istio's files are EnvoyFilters, and what they patch in is Envoy's.
 func TestIstio(t *testing.T) {
 	for _, name := range []string{"ratelimit", "llm"} {
-		t.Run(name, func(t *testing.T) { envoyFilter(t, file(t, "deploy/istio/"+name+".yaml")) })
+		t.Run(name, func(t *testing.T) { envoyFilter(t, parsed[istio.EnvoyFilter](t, "deploy/istio/"+name+".yaml")) })
 	}
 }
 
-func envoyFilter(t *testing.T, text []byte) {
+func envoyFilter(t *testing.T, f istio.EnvoyFilter) {
 	t.Helper()
-	var f istio.EnvoyFilter
-	if err := yaml.UnmarshalStrict(text, &f); err != nil {
-		t.Fatal(err)
-	}
 	var limit ratelimit.RateLimit
 	var own ratelimit.RateLimitPerRoute
 	asked := ""

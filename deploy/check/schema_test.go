@@ -1,9 +1,7 @@
 package check
 
 import (
-	"bytes"
 	"encoding/json"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -14,19 +12,7 @@ import (
 
 func rulesSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/reference/rules.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource("rules.schema.json", parsed); err != nil {
-		t.Fatal(err)
-	}
-	schema, err := compiler.Compile("rules.schema.json")
+	schema, err := jsonschema.NewCompiler().Compile(top + "docs/reference/rules.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,13 +37,9 @@ func judge(t *testing.T, schema *jsonschema.Schema, text string) (whole bool, er
 // names and types of fields; of rules that are good it shows nothing.
 func TestRulesSchema(t *testing.T) {
 	schema := rulesSchema(t)
-	page, err := os.ReadFile("../../cmd/sluice/testdata/mistakes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```")
 	shown := 0
-	for _, section := range strings.Split(string(page), "\n### ")[1:] {
+	for _, section := range strings.Split(string(file(t, "cmd/sluice/testdata/mistakes.md")), "\n### ")[1:] {
 		title, _, _ := strings.Cut(section, "\n")
 		for _, m := range blocks.FindAllStringSubmatch(section, -1) {
 			whole, err := judge(t, schema, m[1])
@@ -78,12 +60,8 @@ func TestRulesSchema(t *testing.T) {
 	if shown < 20 {
 		t.Errorf("an editor shows %d of the mistakes", shown)
 	}
-	for _, name := range []string{"../../README.md", "../../docs/explain/approx.md", "../../docs/reference/rules.md"} {
-		page, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range blocks.FindAllStringSubmatch(string(page), -1) {
+	for _, name := range []string{"README.md", "docs/explain/approx.md", "docs/reference/rules.md"} {
+		for _, m := range blocks.FindAllStringSubmatch(string(file(t, name)), -1) {
 			if !strings.HasPrefix(m[1], "domain:") {
 				continue
 			}

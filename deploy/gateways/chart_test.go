@@ -45,16 +45,16 @@ func TestThroughContourAndIstio(t *testing.T) {
 				door
 				call
 			}{
-				{"header", contour, call{host: "backend.example.com", headers: "x-api-key=" + mode, from: fmt.Sprintf("10.1.8.%d", i), n: 8, ok: 5, shown: "5"}},
-				{"address", contour, call{host: "backend.example.com", from: fmt.Sprintf("10.1.9.%d", i), n: 105, ok: 100, shown: "100"}},
-				{"generic key", contour, call{host: routes, path: "/generic", n: 5, ok: 3, shown: "3"}},
-				{"header value", contour, call{host: routes, path: "/match", headers: "x-org=acme", n: 5, ok: 3, shown: "3"}},
-				{"other header value", contour, call{host: routes, path: "/match", headers: "x-org=other", n: 5, ok: 5, shown: "-"}},
-				{"two entries, first user", contour, call{host: routes, path: "/both", headers: "x-user=a", n: 5, ok: 3, shown: "3"}},
-				{"two entries, second user", contour, call{host: routes, path: "/both", headers: "x-user=b", n: 5, ok: 3, shown: "3"}},
-				{"no limit", contour, call{host: routes, n: 5, ok: 5, shown: "-"}},
-				{"istio, header", istio, call{headers: "x-api-key=istio-" + mode, n: 8, ok: 5, shown: "5"}},
-				{"istio, address", istio, call{from: fmt.Sprintf("10.1.10.%d", i), n: 105, ok: 100}},
+				{"header", contour, call{Host: "backend.example.com", Headers: "x-api-key=" + mode, From: fmt.Sprintf("10.1.8.%d", i), Sent: 8, OK: 5, Shown: "5"}},
+				{"address", contour, call{Host: "backend.example.com", From: fmt.Sprintf("10.1.9.%d", i), Sent: 105, OK: 100, Shown: "100"}},
+				{"generic key", contour, call{Host: routes, Path: "/generic", Sent: 5, OK: 3, Shown: "3"}},
+				{"header value", contour, call{Host: routes, Path: "/match", Headers: "x-org=acme", Sent: 5, OK: 3, Shown: "3"}},
+				{"other header value", contour, call{Host: routes, Path: "/match", Headers: "x-org=other", Sent: 5, OK: 5, Shown: "-"}},
+				{"two entries, first user", contour, call{Host: routes, Path: "/both", Headers: "x-user=a", Sent: 5, OK: 3, Shown: "3"}},
+				{"two entries, second user", contour, call{Host: routes, Path: "/both", Headers: "x-user=b", Sent: 5, OK: 3, Shown: "3"}},
+				{"no limit", contour, call{Host: routes, Sent: 5, OK: 5, Shown: "-"}},
+				{"istio, header", istio, call{Headers: "x-api-key=istio-" + mode, Sent: 8, OK: 5, Shown: "5"}},
+				{"istio, address", istio, call{From: fmt.Sprintf("10.1.10.%d", i), Sent: 105, OK: 100}},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					w := &world{t, w.Cluster}
@@ -66,7 +66,7 @@ func TestThroughContourAndIstio(t *testing.T) {
 				t.Run(f.name, func(t *testing.T) {
 					w := &world{t, w.Cluster}
 					key := "x-api-key=load-" + mode + "-" + f.name
-					w.suffers(f, ofChart, mode, target{contour, call{host: "faults", headers: key}}, target{istio, call{host: "istio", headers: key + "-istio"}})
+					w.suffers(f, ofChart, mode, target{contour, call{Host: "faults", Headers: key}}, target{istio, call{Host: "istio", Headers: key + "-istio"}})
 				})
 			}
 		})

@@ -1,13 +1,19 @@
 package gateways
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,30 +57,36 @@ func ofGateway(namespace, name string) string {
 
 // A call is a number of equal requests, and the number of those that pass. The others are answered with 429.
 type call struct {
-	host    string // default: the name of the case
-	port    int32  // of the listener of Envoy Gateway; default: 80
-	method  string
-	path    string // default: /
-	headers string // NAME=VALUE, ...
-	from    string // the client's address; default: that of the node
-	n, ok   int
-	pause   time.Duration
-	shown   string // x-ratelimit-limit of the responses; "-": none
+	Host     string // default: the name of the case
+	Port     int32  // of the listener of Envoy Gateway; default: 80
+	Method   string
+	Path     string // default: /
+	Headers  string // NAME=VALUE, ...
+	From     string // the client's address; default: that of the node
+	Sent, OK int
+	Pause    int    // milliseconds before each
+	Shown    string // x-ratelimit-limit of the responses; "-": none
 }
 
-// to returns one of the requests.
-func (c call) to(ctx context.Context, envoy netip.AddrPort) (*http.Request, error) {
-	r, err := http.NewRequestWithContext(ctx, c.method, "http://"+envoy.String()+c.path, nil)
+// over sends one of the requests to an Envoy, and reads the response.
+func (c call) over(ctx context.Context, envoy netip.AddrPort, client *http.Client) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, c.Method, "http://"+envoy.String()+c.Path, nil)
 	if err != nil {
 		return nil, err
 	}
-	r.Host = c.host
-	for pair := range strings.SplitSeq(c.headers, ", ") {
+	r.Host = c.Host
+	for pair := range strings.SplitSeq(c.Headers, ", ") {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			r.Header.Add(name, value)
 		}
 	}
-	return r, nil
+	response, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = io.Copy(io.Discard, response.Body)
+	_ = response.Body.Close()
+	return response, nil
 }
 
 // limitIn returns the limit that a response shows, by Envoy's header or by Sluice's own.
@@ -83,24 +95,15 @@ func limitIn(r *http.Response) string {
 	return limit
 }
 
-// do sends one request to an Envoy.
+// do sends one request to an Envoy, over a connection of its own.
 func do(ctx context.Context, envoy netip.AddrPort, c call) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	r, err := c.to(ctx, envoy)
-	if err != nil {
-		return nil, err
-	}
 	dialer := &net.Dialer{}
-	if c.from != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(c.from)}
+	if c.From != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(c.From)}
 	}
-	client := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
-	response, err := client.Do(r)
-	if err == nil {
-		_ = response.Body.Close()
-	}
-	return response, err
+	return c.over(ctx, envoy, &http.Client{
+		Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
+	})
 }
 
 // plays sends the requests of a call one after the other, each to the next Envoy, and says which answers are not as
@@ -111,8 +114,8 @@ func (d door) plays(ctx context.Context, c call) error {
 		return err
 	}
 	var passed int
-	for i := range c.n {
-		time.Sleep(c.pause)
+	for i := range c.Sent {
+		time.Sleep(time.Duration(c.Pause) * time.Millisecond)
 		r, err := do(ctx, envoys[i%len(envoys)], c)
 		if err != nil {
 			return err
@@ -125,12 +128,12 @@ func (d door) plays(ctx context.Context, c call) error {
 			return fmt.Errorf("%+v: %s", c, r.Status)
 		}
 		limit := limitIn(r)
-		if c.shown != "" && limit != strings.TrimPrefix(c.shown, "-") {
+		if c.Shown != "" && limit != strings.TrimPrefix(c.Shown, "-") {
 			return fmt.Errorf("%+v: x-ratelimit-limit is %q", c, limit)
 		}
 	}
-	if passed != c.ok {
-		return fmt.Errorf("%+v: %d of %d passed", c, passed, c.n)
+	if passed != c.OK {
+		return fmt.Errorf("%+v: %d of %d passed", c, passed, c.Sent)
 	}
 	return nil
 }
@@ -156,7 +159,7 @@ func (d door) works(ctx context.Context, host, limit string) error {
 	if err != nil {
 		return err
 	}
-	r, err := do(ctx, envoys[0], call{host: host, headers: "x-api-key=works"})
+	r, err := do(ctx, envoys[0], call{Host: host, Headers: "x-api-key=works"})
 	if err != nil {
 		return err
 	}
@@ -164,4 +167,163 @@ func (d door) works(ctx context.Context, host, limit string) error {
 		return fmt.Errorf("%s answers %s, and its limit is %q", host, r.Status, shown)
 	}
 	return nil
+}
+
+// counts checks the metrics of rules, under the names and labels of Envoy Gateway's mapping: what the cases sent is there.
+func (w *world) counts(mode string) {
+	for _, c := range []struct {
+		route, key2                string
+		total, within, over, shade float64
+	}{
+		{route: "header", key2: "rule-0-match-0", total: 9, within: 6, over: 3},
+		{route: "cidr-distinct", key2: "masked_remote_address_0_0_0_0/0", total: 9, within: 6, over: 3},
+		{route: "shadow", key2: "rule-0-match-0", total: 5, within: 3, over: 2, shade: 2},
+		{route: "cost", key2: "rule-0-match-0", total: 10, within: 6, over: 4},
+	} {
+		id := fmt.Sprintf("httproute/%s/%s/rule/0/match/0/%s", mode, c.route, c.route)
+		labels := fmt.Sprintf(`{domain="%s/eg/http",key1="%s_%s",key2="%s"}`, mode, id, id, c.key2)
+		for name, want := range map[string]float64{"total_hits": c.total, "within_limit": c.within, "over_limit": c.over, "shadow_mode": c.shade} {
+			if got := w.sum(ofEnvoyGateway, "ratelimit_service_rate_limit_"+name+labels); got != want {
+				w.Errorf("%s of %s is %v, not %v", name, labels, got, want)
+			}
+		}
+	}
+}
+
+// sum adds the values of the series that begin so, at all limiters.
+func (w *world) sum(l limiters, series string) (sum float64) {
+	w.Helper()
+	list, err := w.pods(l)
+	w.check(err)
+	for _, p := range list.Items {
+		if p.Status.PodIP == "" || p.DeletionTimestamp != nil {
+			continue
+		}
+		r, err := http.Get(fmt.Sprintf("http://%s:%d/metrics", p.Status.PodIP, l.metrics))
+		w.check(err)
+		for s := bufio.NewScanner(r.Body); s.Scan(); {
+			if text := s.Text(); strings.HasPrefix(text, series) {
+				value, err := strconv.ParseFloat(text[strings.LastIndex(text, " ")+1:], 64)
+				w.check(err)
+				sum += value
+			}
+		}
+		_ = r.Body.Close()
+	}
+	return sum
+}
+
+// A load sends requests at a steady rate, whatever the answers, to the ready Envoys of a door in turn, over connections that stay.
+type load struct {
+	door
+	request call
+	client  *http.Client
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	envoys  atomic.Pointer[[]netip.AddrPort]
+	stall   time.Duration // the longest pause between two requests: longer than a tick, it is the machine's
+
+	sent, passed, refused, free, failed atomic.Int64
+	mu                                  sync.Mutex
+	errors                              []string // the first few
+}
+
+const rate = 200 // requests a second
+
+// begin starts a load of requests.
+func (d door) begin(t *testing.T, request call) *load {
+	t.Helper()
+	l := &load{door: d, request: request, client: &http.Client{
+		Timeout:   5 * time.Second,
+		Transport: &http.Transport{MaxIdleConnsPerHost: 50, DisableCompression: true},
+	}}
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(context.Background(), 3*time.Minute)
+	l.stop = stop
+	l.running.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+			_ = l.look()
+		}
+	})
+	l.running.Go(func() {
+		tick := time.NewTicker(time.Second / rate)
+		defer tick.Stop()
+		for last := time.Now(); ctx.Err() == nil; {
+			<-tick.C
+			l.stall = max(l.stall, time.Since(last))
+			last = time.Now()
+			l.running.Go(l.send)
+		}
+	})
+	return l
+}
+
+// end stops the load, and waits for its answers.
+func (l *load) end() {
+	l.stop()
+	l.running.Wait()
+	l.client.CloseIdleConnections()
+}
+
+func (l *load) look() error {
+	all, err := l.door()
+	if err == nil {
+		l.envoys.Store(&all)
+	}
+	return err
+}
+
+func (l *load) send() {
+	envoys := *l.envoys.Load()
+	to := envoys[int(l.sent.Add(1))%len(envoys)]
+	answer, err := l.request.over(context.Background(), to, l.client)
+	if err != nil {
+		l.fail(err.Error())
+		return
+	}
+	switch {
+	case answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusTooManyRequests:
+		l.fail(answer.Status)
+	case limitIn(answer) == "":
+		l.free.Add(1)
+	case answer.StatusCode == http.StatusOK:
+		l.passed.Add(1)
+	default:
+		l.refused.Add(1)
+	}
+}
+
+func (l *load) fail(why string) {
+	l.failed.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.errors) < 5 {
+		l.errors = append(l.errors, why)
+	}
+}
+
+// drain sends requests one after the other until least passed: nodes may take some seconds to find the last tokens of others.
+// Then it goes on until 100 in a row are refused.
+func (l *load) drain(least int64) {
+	for end := time.Now().Add(20 * time.Second); l.passed.Load() < least && time.Now().Before(end); {
+		before := l.refused.Load()
+		l.send()
+		if l.refused.Load() > before {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	for row, n := 0, 0; row < 100 && n < 2*budget; n++ {
+		before := l.refused.Load()
+		l.send()
+		row++
+		if l.refused.Load() == before {
+			row = 0
+		}
+	}
+}
+
+func (l *load) String() string {
+	return fmt.Sprintf("%d sent, %d passed, %d refused, %d without a limit, %d failed %v", l.sent.Load(), l.passed.Load(), l.refused.Load(), l.free.Load(), l.failed.Load(), l.errors)
 }

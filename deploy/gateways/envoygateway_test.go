@@ -1,6 +1,7 @@
 package gateways
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -14,7 +15,10 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/tsaarni/certyaml"
+	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 var modes = []string{"leasing", "routing", "approx"}
@@ -25,6 +29,8 @@ func TestThroughEnvoyGateway(t *testing.T) {
 	w.installGateway(w.configuration(modes[0]))
 	w.apply("", read(t, "testdata/class.yaml"))
 	keys := newIssuer(t)
+	var cases map[string]gatewayCase
+	w.check(yaml.UnmarshalStrict([]byte(read(t, "testdata/cases.yaml")), &cases))
 	for i, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			w := &world{t, w.Cluster}
@@ -38,32 +44,28 @@ func TestThroughEnvoyGateway(t *testing.T) {
 			w.apply("", namespace(mode))
 			w.apply(mode, read(t, "testdata/backend.yaml"))
 			w.apply(mode, read(t, "testdata/gateway.yaml"))
-			for _, c := range cases {
-				w.apply(mode, keys.fill(route(c.name, c.gateway)+c.more))
-				if c.rules != "" {
-					w.apply(mode, policy(c.name, c.rules, c.merge, c.too))
+			for name, c := range cases {
+				w.apply(mode, w.route(name, cmp.Or(c.Gateway, "eg"))+keys.fill(c.More))
+				if c.Lua != "" {
+					w.apply(mode, w.filled("lua", "NAME", name, "WHICH", c.Lua))
+				}
+				if c.Rules != "" {
+					w.apply(mode, c.policy(w, name))
 				}
 			}
 			w.live(mode, "eg", 80)
 			w.live(mode, "eg", 81)
 			w.live(mode, "policed", 80)
-			for _, c := range cases {
-				t.Run(c.name, func(t *testing.T) {
+			for name, c := range cases {
+				t.Run(name, func(t *testing.T) {
 					w := &world{t, w.Cluster}
 					before := w.sum(ofEnvoyGateway, fallbacks)
-					gateway := c.gateway
-					if gateway == "" {
-						gateway = "eg"
-					}
-					for _, k := range c.calls {
-						if k.host == "" {
-							k.host = c.name
-						}
-						if k.port == 0 {
-							k.port = 80
-						}
-						k.headers = keys.fill(k.headers)
-						w.judge(ofEnvoyGateway, before, w.gateway(mode, gateway, k.port).plays(t.Context(), k))
+					for _, k := range c.Calls {
+						k.Host = cmp.Or(k.Host, name)
+						k.Port = cmp.Or(k.Port, 80)
+						k.Headers = keys.fill(k.Headers)
+						door := w.gateway(mode, cmp.Or(c.Gateway, "eg"), k.Port)
+						w.judge(ofEnvoyGateway, before, door.plays(t.Context(), k))
 					}
 				})
 			}
@@ -71,12 +73,12 @@ func TestThroughEnvoyGateway(t *testing.T) {
 			t.Run("changes", func(t *testing.T) { (&world{t, w.Cluster}).changes(mode) })
 			faults := w.faults(mode)
 			for _, f := range faults {
-				w.apply(mode, route(f.name, "eg")+policy(f.name, fmt.Sprintf(users, budget), false, false))
+				w.apply(mode, w.route(f.name, "eg")+w.policy(f.name, fmt.Sprintf(users, budget)))
 			}
 			w.live(mode, "eg", 80)
 			for _, f := range faults {
 				t.Run(f.name, func(t *testing.T) {
-					(&world{t, w.Cluster}).suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{host: f.name, headers: "x-user=load"}})
+					(&world{t, w.Cluster}).suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{Host: f.name, Headers: "x-user=load"}})
 				})
 			}
 			w.check(w.Delete(t.Context(), mode, []byte(read(t, "testdata/gateway.yaml"))))
@@ -84,38 +86,41 @@ func TestThroughEnvoyGateway(t *testing.T) {
 	}
 }
 
-func route(name, gateway string) string {
-	if gateway == "" {
-		gateway = "eg"
-	}
-	return strings.NewReplacer("NAME", name, "GATEWAY", gateway).Replace(`
-apiVersion: gateway.networking.k8s.io/v1
-kind: HTTPRoute
-metadata: {name: NAME}
-spec: {parentRefs: [{name: GATEWAY}], hostnames: [NAME], rules: [{backendRefs: [{name: backend, port: 8000}]}]}
----
-`)
+// gatewayCase is one of testdata/cases.yaml.
+type gatewayCase struct {
+	Gateway    string
+	Rules      string // "": no policy
+	Merge, Too bool
+	More, Lua  string
+	Calls      []call
 }
 
-func policy(name, rules string, merge, too bool) string {
-	target := "{group: gateway.networking.k8s.io, kind: HTTPRoute, name: " + name
-	targets := target + "}"
-	if too {
-		targets += ", " + target + "-too}"
+func (c *gatewayCase) policy(w *world, name string) string {
+	text := w.policy(name, c.Rules)
+	if c.Too {
+		target := "{group: gateway.networking.k8s.io, kind: HTTPRoute, name: " + name
+		text = strings.Replace(text, target+"}", target+"}, "+target+"-too}", 1)
 	}
-	how := ""
-	if merge {
-		how = "mergeType: StrategicMerge"
+	if c.Merge {
+		text = strings.Replace(text, "spec:\n", "spec:\n  mergeType: StrategicMerge\n", 1)
 	}
-	return strings.NewReplacer("NAME", name, "RULES", rules, "TARGETS", targets, "MERGE", how).Replace(`
-apiVersion: gateway.envoyproxy.io/v1alpha1
-kind: BackendTrafficPolicy
-metadata: {name: NAME}
-spec:
-  targetRefs: [TARGETS]
-  MERGE
-  rateLimit: {global: {rules: RULES}}
-`)
+	return text
+}
+
+// filled is a file of testdata with values for its words.
+func (w *world) filled(file string, values ...string) string {
+	w.Helper()
+	return strings.NewReplacer(values...).Replace(read(w.T, "testdata/"+file+".yaml"))
+}
+
+func (w *world) route(name, gateway string) string {
+	w.Helper()
+	return w.filled("route", "NAME", name, "GATEWAY", gateway)
+}
+
+func (w *world) policy(name, rules string) string {
+	w.Helper()
+	return w.filled("policy", "NAME", name, "RULES", rules)
 }
 
 // live waits until a rule that is applied now works at a port of a gateway. Those of before do too then: both, rules and routes, arrive
@@ -124,7 +129,7 @@ func (w *world) live(mode, gateway string, port int32) {
 	w.Helper()
 	lives++
 	name := fmt.Sprintf("live-%d", lives)
-	w.apply(mode, route(name, gateway)+policy(name, `[{clientSelectors: [{headers: [{name: x-try, type: Distinct}]}], limit: {requests: 1, unit: Day}}]`, false, false))
+	w.apply(mode, w.route(name, gateway)+w.policy(name, `[{clientSelectors: [{headers: [{name: x-try, type: Distinct}]}], limit: {requests: 1, unit: Day}}]`))
 	try := 0
 	w.until(2*time.Minute, func() error {
 		envoys, err := w.gateway(mode, gateway, port)()
@@ -133,7 +138,7 @@ func (w *world) live(mode, gateway string, port int32) {
 		}
 		for range 4 {
 			try++
-			c := call{method: http.MethodGet, host: name, headers: fmt.Sprintf("x-try=%d", try)}
+			c := call{Method: http.MethodGet, Host: name, Headers: fmt.Sprintf("x-try=%d", try)}
 			first, err := do(w.Context(), envoys[0], c)
 			if err != nil {
 				return err
@@ -219,23 +224,23 @@ const users = `[{clientSelectors: [{headers: [{name: x-user, type: Distinct}]}],
 
 // changes plays the life of a policy.
 func (w *world) changes(mode string) {
-	c := call{host: "changes", headers: "x-user=a"}
+	c := call{Host: "changes", Headers: "x-user=a"}
 	before := w.sum(ofEnvoyGateway, fallbacks)
 	plays := func(n, ok int, shown string) {
 		w.Helper()
-		c.n, c.ok, c.shown = n, ok, shown
+		c.Sent, c.OK, c.Shown = n, ok, shown
 		w.judge(ofEnvoyGateway, before, w.gateway(mode, "eg", 80).plays(w.Context(), c))
 	}
-	w.apply(mode, route("changes", "eg")+policy("changes", fmt.Sprintf(users, 3), false, false))
+	w.apply(mode, w.route("changes", "eg")+w.policy("changes", fmt.Sprintf(users, 3)))
 	w.live(mode, "eg", 80)
 	plays(3, 3, "3")
-	w.apply(mode, policy("changes", fmt.Sprintf(users, 5), false, false))
+	w.apply(mode, w.policy("changes", fmt.Sprintf(users, 5)))
 	w.live(mode, "eg", 80)
 	plays(4, 2, "5")
-	w.check(w.Delete(w.Context(), mode, []byte(policy("changes", fmt.Sprintf(users, 5), false, false))))
+	w.check(w.Delete(w.Context(), mode, []byte(w.policy("changes", fmt.Sprintf(users, 5)))))
 	w.live(mode, "eg", 80)
 	plays(5, 5, "-")
-	w.apply(mode, policy("changes", fmt.Sprintf(users, 5), false, false))
+	w.apply(mode, w.policy("changes", fmt.Sprintf(users, 5)))
 	w.live(mode, "eg", 80)
 	plays(3, 0, "5") // the window goes on
 }
@@ -263,4 +268,39 @@ func (w *world) proxy(mode string) string {
 		w.Fatalf("%d deployments of Envoys", len(list.Items))
 	}
 	return list.Items[0].Name
+}
+
+// secureRedis runs a Redis with TLS and a password, and sets it in a configuration of Envoy Gateway.
+func (w *world) secureRedis(config map[string]any) {
+	w.Helper()
+	authority := &certyaml.Certificate{Subject: "cn=test"}
+	leaf := &certyaml.Certificate{
+		Subject: "cn=redis", SubjectAltNames: []string{"DNS:redis-tls.envoy-gateway-system.svc.cluster.local"}, Issuer: authority,
+	}
+	ca, _, err := authority.PEM()
+	w.check(err)
+	cert, key, err := leaf.PEM()
+	w.check(err)
+	_, err = w.Kube.CoreV1().Secrets(system).Create(w.Context(), &core.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "redis-certs"}, Data: map[string][]byte{"ca.crt": ca, "tls.crt": cert, "tls.key": key},
+	}, metav1.CreateOptions{})
+	w.check(err)
+	w.apply("", read(w.T, "testdata/redis-tls.yaml"))
+	w.rolled(system, "redis-tls")
+	limiter := at(config, "provider", "kubernetes", "rateLimitDeployment", "container")
+	limiter["env"] = append(
+		limiter["env"].([]any), map[string]any{"name": "REDIS_TLS_CACERT", "value": "/redis-certs/ca.crt"},
+		map[string]any{"name": "REDIS_AUTH", "valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": "redis-password", "key": "password"}}},
+	)
+	at(config, "rateLimit", "backend")["redis"] = map[string]any{
+		"url": "redis-tls.envoy-gateway-system.svc.cluster.local:6379", "tls": map[string]any{"certificateRef": map[string]any{"name": "redis-certs"}},
+	}
+}
+
+// at returns an object within another.
+func at(object map[string]any, path ...string) map[string]any {
+	for _, name := range path {
+		object = object[name].(map[string]any)
+	}
+	return object
 }

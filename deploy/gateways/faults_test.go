@@ -113,7 +113,7 @@ func (w *world) suffers(f fault, nodes limiters, mode string, targets ...target)
 	for _, l := range loads {
 		during := l.String()
 		l.drain(budget - f.stranded)
-		w.T.Logf("%s, %.1f s; during it: %s; then: %s", l.request.host, took.Seconds(), during, l)
+		w.T.Logf("%s, %.1f s; during it: %s; then: %s", l.request.Host, took.Seconds(), during, l)
 		if n := l.free.Load(); n > f.free {
 			if l.stall > 300*time.Millisecond { // other programs stall for longer: Envoy's timeout is a second
 				w.Skipf("the machine is busy: requests stalled for %v, and %d calls passed without a limit", l.stall, n)
