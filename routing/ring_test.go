@@ -264,6 +264,26 @@ func TestWhoWasAwayWaitsForItsAccounts(t *testing.T) {
 	}
 }
 
+// A node that was away joins the ring when others have the accounts that it had before, and not sooner.
+func TestWhoWasAwayHandsOverFirst(t *testing.T) {
+	w := newWorld(t, 100, 10)
+	w.ring("a:1", "b:1")
+	a, b := w.nodes["a:1"], w.nodes["b:1"]
+	w.fill(5, "a:1", "b:1")
+	b.paused, b.port = true, w.now.Add(time.Hour)
+	w.until("it is out of the ring", a.sees(1))
+	w.carries = func(from, _ string, f *wire.Frame) bool { return from != "b:1" || f.GetParcel() == nil }
+	b.port = w.now
+	b.resume()
+	for range 10 {
+		if w.play(100 * time.Millisecond); !a.sees(1)() {
+			t.Fatal("it joins while its accounts are under way")
+		}
+	}
+	w.carries = func(string, string, *wire.Frame) bool { return true }
+	w.until("it is in the ring", func() bool { return a.sees(2)() && b.sees(2)() })
+}
+
 // Two nodes leave at once, and another crashes before all have handed over. The rest goes on with its keys without a
 // search, which the one that crashed would not answer.
 func TestCrashWhileTwoLeave(t *testing.T) {

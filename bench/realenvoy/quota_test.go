@@ -356,8 +356,10 @@ func TestModelIsEnvoy(t *testing.T) {
 	q := readQuirks(t)
 	w := newWorld(t, "envoy/rlqs.yaml", "").change("reporting_interval: 5s", "reporting_interval: 1s")
 	settings := []any{"bucket_matchers", "matcher_list", "matchers", 0}
-	quota := []any{"static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
-		"http_filters", 0, "typed_config"}
+	quota := []any{
+		"static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
+		"http_filters", 0, "typed_config",
+	}
 	var tree object
 	var matchers []any // one for each tier
 	for tier, of := range q.Tiers {
