@@ -60,7 +60,7 @@ func TestComposeServices(t *testing.T) {
 			args = append(args, arg)
 		}
 		cmd := exec.Command(program, append(args, more...)...)
-		cmd.Env = append(env, "PATH="+os.Getenv("PATH"))
+		cmd.Env = slices.Concat(env, []string{"PATH=" + os.Getenv("PATH")})
 		for name, value := range at[object](services, service, "environment") {
 			cmd.Env = append([]string{name + "=" + here(value)}, cmd.Env...)
 		}

@@ -356,7 +356,7 @@ func (s *script) unload(args []string) error {
 	for _, want := range args[1:] {
 		name, bounds, _ := strings.Cut(want, "=")
 		if err := s.between(int(counts[name]), bounds); err != nil {
-			return fmt.Errorf("%s: %w (%v)", want, err, cmp.Or(t.Err, err))
+			return fmt.Errorf("%s: %w", want, errors.Join(err, t.Err))
 		}
 	}
 	return nil

@@ -90,7 +90,8 @@ func TestHistoriesOfBugs(t *testing.T) {
 // nodes. Wires lose and double messages, nodes crash and stores lose data. Admissions stay within
 // their bound, and in the end the ledger equals the bookings of nodes.
 func TestHistoriesThatSettle(t *testing.T) {
-	histories := uint64(400)
+	t.Parallel()
+	histories := uint64(150)
 	if testing.Short() {
 		histories = 60
 	}

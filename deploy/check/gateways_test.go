@@ -126,11 +126,14 @@ func TestEnvoyGatewayPatches(t *testing.T) {
 // Istio's files are EnvoyFilters, and what they patch in is Envoy's.
 func TestIstio(t *testing.T) {
 	for _, name := range []string{"ratelimit", "llm"} {
-		t.Run(name, func(t *testing.T) { envoyFilter(t, parsed[istio.EnvoyFilter](t, "deploy/istio/"+name+".yaml")) })
+		t.Run(name, func(t *testing.T) {
+			f := parsed[istio.EnvoyFilter](t, "deploy/istio/"+name+".yaml")
+			envoyFilter(t, &f)
+		})
 	}
 }
 
-func envoyFilter(t *testing.T, f istio.EnvoyFilter) {
+func envoyFilter(t *testing.T, f *istio.EnvoyFilter) {
 	t.Helper()
 	var limit ratelimit.RateLimit
 	var own ratelimit.RateLimitPerRoute
