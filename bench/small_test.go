@@ -18,7 +18,6 @@ import (
 // Real nodes, asked in turn: a peek at a small limit shows what is left in all, and all that is left is admitted.
 func TestSmallLimitsOfAFleet(t *testing.T) {
 	t.Parallel()
-	t.Parallel()
 	const nodes, most = 3, 59
 	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
 		name, _, alone := strings.Cut(mode, " ")
@@ -53,7 +52,6 @@ func TestSmallLimitsOfAFleet(t *testing.T) {
 // Real nodes: a limit of 10 requests in flight by charges and refunds, of refused requests too, as Envoy does it at the
 // end of a stream.
 func TestRequestsInFlightByRefunds(t *testing.T) {
-	t.Parallel()
 	t.Parallel()
 	const nodes, limit, callers, length = 3, 10, 24, 3 * time.Second
 	rules := fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: %s, coordination: {store_deadline: 1s}, rate_limit: {unit: year, requests_per_unit: %d}}\n", domain, entry, limit)

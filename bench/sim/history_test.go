@@ -111,7 +111,7 @@ func TestHistoriesThatSettle(t *testing.T) {
 // One seed is one run: every figure and every event of it. What is counted adds up.
 func TestRunsAreTheSameTwice(t *testing.T) {
 	t.Parallel()
-	for i := range uint64(100) {
+	for i := range uint64(30) {
 		var o Options
 		var r *Result
 		var traces, results [2]string

@@ -283,8 +283,14 @@ func (s *scripted) doSluice(out io.Writer, args []string) error {
 	env, args := settingsOf(args)
 	cmd := command(env, args...)
 	cmd.Dir = s.script.MkAbs(".")
-	cmd.Stdout, cmd.Stderr = out, s.script.Stderr()
-	return cmd.Run()
+	var said bytes.Buffer
+	cmd.Stdout = io.MultiWriter(out, &said)
+	cmd.Stderr = io.MultiWriter(s.script.Stderr(), &said)
+	err := cmd.Run()
+	if strings.Contains(said.String(), "hunter2") {
+		s.script.Fatalf("sluice %q prints a secret", args)
+	}
+	return err
 }
 
 func (s *scripted) doLimit(out io.Writer, args []string) error {
@@ -304,7 +310,11 @@ func (s *scripted) doAsk(out io.Writer, args []string) error {
 	}
 	q := parseRequest(s.TB, text)
 	for _, n := range nodes {
-		fmt.Fprintln(out, s.nodes[n].overGRPC()(q))
+		answer := s.nodes[n].overGRPC()(q)
+		fmt.Fprintln(out, answer)
+		if strings.HasPrefix(answer, "error: ") {
+			return errors.New(answer)
+		}
 	}
 	return nil
 }
@@ -370,7 +380,11 @@ func (s *scripted) doMetric(out io.Writer, args []string) error {
 	nodes, args := s.chosen(args)
 	got := 0
 	for _, n := range nodes {
-		got += s.nodes[n].total(args[0])
+		sum, series := s.nodes[n].total(args[0])
+		if series == 0 {
+			return fmt.Errorf("node %d has no metric %s", n, args[0])
+		}
+		got += sum
 	}
 	fmt.Fprintln(out, args[0], got)
 	more, least := strings.CutPrefix(args[1], ">")
@@ -380,16 +394,17 @@ func (s *scripted) doMetric(out io.Writer, args []string) error {
 	return fmt.Errorf("it is %d", got)
 }
 
-// total is a series, or the sum of all series of a metric.
-func (s *sluice) total(name string) (sum int) {
+// total is the sum of all series of a metric, or one series, and how many there are.
+func (s *sluice) total(name string) (sum, series int) {
 	_, text := s.get(s.debug + "/metrics")
 	for line := range strings.Lines(text) {
 		rest, ok := strings.CutPrefix(line, name)
 		if ok && (rest[0] == ' ' || rest[0] == '{') {
 			sum += s.number(rest[strings.LastIndexByte(rest, ' ')+1:])
+			series++
 		}
 	}
-	return sum
+	return sum, series
 }
 
 func (s *scripted) doLogs(_ io.Writer, args []string) error {
@@ -417,7 +432,11 @@ var signals = map[string]syscall.Signal{"TERM": syscall.SIGTERM, "INT": syscall.
 func (s *scripted) doSignal(_ io.Writer, args []string) error {
 	nodes, args := s.chosen(args)
 	for _, n := range nodes {
-		s.nodes[n].Signal(signals[args[0]])
+		signal, known := signals[args[0]]
+		if !known {
+			s.script.Fatalf("there is no signal %s", args[0])
+		}
+		s.nodes[n].Signal(signal)
 	}
 	return nil
 }

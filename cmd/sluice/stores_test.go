@@ -55,7 +55,8 @@ func TestFleetsAdmitTheLimit(t *testing.T) {
 			f.admitted.Store(0)
 			f.load(c.key, 12, int(c.limit)*3/2/12+20, 0, 1, 2).Wait()
 			f.untilAdmitted(c.key, c.limit-c.few, 0, 1, 2)
-			if got := f.admitted.Load(); got > c.limit+c.over || got < c.limit-c.few {
+			// What the store granted too late comes back, and refusals may have been charged it meanwhile.
+			if got := f.admitted.Load(); got > c.limit+c.over || got < c.limit-c.few-f.fallbacks() {
 				t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
 			}
 		}
