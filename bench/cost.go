@@ -255,7 +255,9 @@ func (c *contender) cost(cores float64) ServerCost {
 		took += r.took
 		latency.Merge(r.latency.Histogram)
 	}
-	s.Least, s.Most, s.CPUPerCall = slices.Min(each), slices.Max(each), micros(cpu, s.Calls)
+	s.Least = slices.Min(each)
+	s.Most = slices.Max(each)
+	s.CPUPerCall = micros(cpu, s.Calls)
 	s.PerSecond = float64(s.Calls) / took.Seconds()
 	s.P50, s.P99 = micros(latency.at(50), 1), micros(latency.at(99), 1)
 	return s

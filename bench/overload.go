@@ -318,7 +318,7 @@ func (r *OverloadReport) Page() *report.Page {
 		where = fmt.Sprintf("the server has %d of the machine's processors, the load the other %d", r.Server, r.Load)
 	}
 	return &report.Page{
-		Title: "Overload: what is answered in time when more is asked for than can be answered",
+		Title: "Overload: answers in time beyond the capacity",
 		Lead: []string{
 			fmt.Sprintf("The capacity is %.0f answers a second, p99 %.1f ms; %s.", r.Capacity, 1000*r.P99.Seconds(), where),
 			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", r.Patience),

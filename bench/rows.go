@@ -61,7 +61,9 @@ func peerRows() (all []row) {
 	for _, peer := range []string{"saturated", "hot", "warm", "cool", "cold"} {
 		for _, r := range rows {
 			if r.peer == peer {
-				r.id, r.name, r.extra = peer, peer+": "+r.name, false
+				r.id = peer
+				r.name = peer + ": " + r.name
+				r.extra = false
 				all = append(all, r)
 			}
 		}
@@ -72,7 +74,10 @@ func peerRows() (all []row) {
 // scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
 // that none ends during the measurement: the simulator plays windows that end.
 func scenario(id, what string, r row) row {
-	r.id, r.name, r.unit, r.limit = id, id+": "+what, ratelimit.Year, 300
+	r.id = id
+	r.name = id + ": " + what
+	r.unit = ratelimit.Year
+	r.limit = 300
 	r.keys = cmp.Or(r.keys, 10)
 	r.fields = map[string]string{"on_store_failure": "closed"}
 	return r

@@ -74,8 +74,13 @@ func (t *tally) ofLocked(key int, window int64) *count {
 func (m *Measured) count(t *tally) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m.Asked, m.Failed, m.Admitted, m.Early = t.asked, t.failed, t.passed, t.early
-	m.P50, m.P99, m.P999 = t.latency.at(50), t.latency.at(99), t.latency.at(99.9)
+	m.Asked = t.asked
+	m.Failed = t.failed
+	m.Admitted = t.passed
+	m.Early = t.early
+	m.P50 = t.latency.at(50)
+	m.P99 = t.latency.at(99)
+	m.P999 = t.latency.at(99.9)
 	for _, c := range t.counts {
 		exact := min(t.limit, c.offered)
 		m.Allowed += exact

@@ -187,7 +187,9 @@ func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeas
 	var starts, plays errgroup.Group
 	for i := range players {
 		p := &players[i]
-		p.way, p.of, p.o = &tokenWays[i], c, o
+		p.way = &tokenWays[i]
+		p.of = c
+		p.o = o
 		starts.Go(func() error { return p.open(ctx) })
 		defer func() {
 			if p.fleet != nil {

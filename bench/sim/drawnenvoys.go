@@ -59,7 +59,9 @@ func (h *historian) quirks() envoy.Quirks {
 	if h.chance(0.5) {
 		return q
 	}
-	q.ScalesChanged, q.ComparesLittle, q.LosesReports = h.chance(0.5), h.chance(0.5), h.chance(0.5)
+	q.ScalesChanged = h.chance(0.5)
+	q.ComparesLittle = h.chance(0.5)
+	q.LosesReports = h.chance(0.5)
 	q.WholeSecondElapsed, q.WholeSecondTTL = h.chance(0.5), h.chance(0.5)
 	return q
 }

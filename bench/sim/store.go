@@ -255,7 +255,7 @@ func (s *store) register(n *node, sent ratelimit.Instant) {
 	s.trip(n, p, func() { _ = p.ledger.(registrar).Register(s.ctx, n.name<<nameBits) }, end(nil))
 }
 
-// first makes calls of a function of which only the first takes place.
+// first makes calls of a function. The call that comes first runs it, and the others do nothing.
 func first[T any](do func(T)) func(T) func() {
 	ended := false
 	return func(x T) func() {

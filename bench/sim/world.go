@@ -172,7 +172,9 @@ func (w *world) finish() *Result {
 		n.forsake() // it may still be paused
 	}
 	w.finishOps()
-	r.Declared, r.Used, r.Keys = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used, len(w.keys)
+	r.Declared = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift
+	r.Used = w.bound.used
+	r.Keys = len(w.keys)
 	for _, k := range w.keys {
 		j := k.judge
 		r.Over = max(r.Over, j.Worst)
