@@ -225,7 +225,7 @@ func (s *Stepped) Pump() {
 		// The mover does not rest: in virtual time its work takes none.
 		for s.step(now) {
 		}
-		again = s.advance() || again
+		again = s.advance(now) || again
 		s.sendAll()
 		again = again && s.woken
 	}
@@ -238,12 +238,16 @@ func (s *Stepped) Pump() {
 	s.wakeUp(now)
 }
 
-// advance goes on with all that waits. It reports whether something ended.
-func (s *Stepped) advance() (ended bool) {
+// advance goes on with all that is woken or due. It reports whether something ended.
+func (s *Stepped) advance(now instant) (ended bool) {
 	// A decided request may ask again at once, which adds to tasks.
 	tasks := s.tasks
 	s.tasks = nil
 	for _, t := range tasks {
+		if !s.ended && now < t.due && !t.woken() {
+			s.tasks = append(s.tasks, t)
+			continue
+		}
 		ended = s.resume(t) || ended
 	}
 	return ended

@@ -13,12 +13,14 @@ import (
 
 // Requests of a Stepped are coroutines: they wait in the code of a Router, and go on when the node is pumped.
 
-// task is a request, or the asks of a peer's frame: a coroutine, which goes on when the node is pumped.
+// task is a request, or the asks of a peer's frame: a coroutine, which sleeps as a Router's goroutine does.
 type task struct {
-	next  func() (due instant, open bool)
+	next  func() (open bool)
 	stop  func()
-	yield func(due instant) bool
+	yield func() bool
+	// due ends a sleep at the latest, and woken reports whether an event has ended it before.
 	due   instant
+	woken func() bool
 	done  func()
 	// see is called with the places of verdicts that are made, perhaps again and again; nil: nothing is.
 	verdicts []verdict
@@ -31,18 +33,19 @@ type taskKey struct{}
 // errEnded unwinds the tasks of a node that has ended.
 var errEnded = errors.New("routing: the node has ended")
 
-// sleep goes on when the node is pumped, at due at the latest.
-func (t *task) sleep(due instant) {
-	if !t.yield(due) {
+// sleep goes on when the node is pumped and woken, at due at the latest.
+func (t *task) sleep(due instant, woken func() bool) {
+	t.due, t.woken = due, woken
+	if !t.yield() {
 		panic(errEnded)
 	}
 }
 
-// begin runs do until it waits, and goes on whenever the node is pumped. Then done is called.
+// begin runs do until it sleeps. When do has returned, perhaps after further sleeps, done is called.
 func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
 	ctx := context.WithValue(context.Background(), taskKey{}, t)
-	t.next, t.stop = iter.Pull(func(yield func(instant) bool) {
-		t.yield = yield
+	next, stop := iter.Pull(func(yield func(struct{}) bool) {
+		t.yield = func() bool { return yield(struct{}{}) }
 		defer func() {
 			if fault := recover(); fault != nil && fault != any(errEnded) {
 				panic(fault)
@@ -50,6 +53,8 @@ func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
 		}()
 		do(ctx)
 	})
+	t.next = func() bool { _, open := next(); return open }
+	t.stop = stop
 	s.resume(t)
 }
 
@@ -59,8 +64,7 @@ func (s *Stepped) resume(t *task) (ended bool) {
 		t.stop()
 		return false
 	}
-	if due, open := t.next(); open {
-		t.due = due
+	if t.next() {
 		s.tasks = append(s.tasks, t)
 		return false
 	}
@@ -69,8 +73,8 @@ func (s *Stepped) resume(t *task) (ended bool) {
 }
 
 // sleep implements driver.
-func (s *Stepped) sleep(ctx context.Context, _ bell, until instant) {
-	ctx.Value(taskKey{}).(*task).sleep(until)
+func (s *Stepped) sleep(ctx context.Context, b bell, until instant) {
+	ctx.Value(taskKey{}).(*task).sleep(until, b.rang)
 }
 
 // stepping is a base that leases from a store which the driver plays.
@@ -92,7 +96,7 @@ func (s stepping) decide(ctx context.Context, now instant, within time.Duration,
 	}
 	for at := now.Add(until); ; {
 		t.watch(w, verdicts)
-		t.sleep(at)
+		t.sleep(at, w.Answered)
 		now = s.clock()
 		// There may be more time more than once. When there is none left, Advance ends the wait.
 		for more := time.Duration(1); now >= at && more > 0; at = at.Add(more) {
