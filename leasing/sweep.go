@@ -41,11 +41,12 @@ func (f *Fleet) sweep(now instant) {
 // sweepShard walks through a shard, a bounded number of keys under one lock.
 func (f *Fleet) sweepShard(now instant, s *shard) {
 	var over []keytable.ID
+	var scratch use // for all keys: it would be an allocation for each
 	for at := (keytable.Cursor{}); !at.Done; {
 		s.mu.Lock()
 		over = over[:0]
 		at = s.keys.Walk(at, func(c *cell) {
-			if f.sweepLocked(now, s, c) {
+			if f.sweepLocked(now, s, c, &scratch) {
 				over = append(over, c.ID())
 			}
 		})
@@ -69,9 +70,8 @@ func (s *shard) view(c *cell, scratch *use) entry {
 }
 
 // sweepLocked looks after one key. It reports whether the key can be dropped.
-func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
-	var scratch use
-	k := s.view(c, &scratch)
+func (f *Fleet) sweepLocked(now instant, s *shard, c *cell, scratch *use) (over bool) {
+	k := s.view(c, scratch)
 	rule := k.rule()
 	f.gauged.add(rule, &k, now)
 	if k.use.flight != nil {
