@@ -419,12 +419,12 @@ func TestReshard(t *testing.T) {
 	}{
 		{"one slot", func() { r.move([]int{0}, 1, nil) }},
 		{"the slot back", func() { r.move([]int{0}, 0, nil) }},
-		{"2,500 slots", func() { r.move(some(0, 2500), 2, nil) }},
-		{"500 slots of sliding windows", func() { r.move(some(2, 500), 1, nil) }},
+		{"more than a part", func() { r.move(some(0, 1100), 2, nil) }},
+		{"slots of sliding windows", func() { r.move(some(2, 150), 1, nil) }},
 		{"scale-out", func() {
 			r.masters = append(r.masters, redistest.Join(t, r.masters))
 			for from := range 3 {
-				r.move(some(from, 400), 3, nil)
+				r.move(some(from, 120), 3, nil)
 			}
 		}},
 		{"scale-in", func() {
@@ -438,7 +438,7 @@ func TestReshard(t *testing.T) {
 			time.Sleep(time.Second)
 		}},
 	} {
-		if r.rule = fixed; row.name == "500 slots of sliding windows" {
+		if r.rule = fixed; row.name == "slots of sliding windows" {
 			r.rule = &sliding
 		}
 		asked, refused, over := r.under(row.name, row.event)
@@ -460,7 +460,7 @@ func TestReshardWithALoss(t *testing.T) {
 		name     string
 		n        int // slots that move
 		to, lost int
-	}{{"one slot", 1, 1, 0}, {"the source", 1500, 1, 0}, {"the target", 1500, 1, 1}, {"the new master", 1500, 2, 2}} {
+	}{{"one slot", 1, 1, 0}, {"the source", 1100, 1, 0}, {"the target", 1100, 1, 1}, {"the new master", 1100, 2, 2}} {
 		t.Run(row.name, func(t *testing.T) {
 			r := newResharded(t, 2)
 			lives := func() (of [][]uint64) { // the epochs of all parts, as last read by each node

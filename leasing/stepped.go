@@ -60,15 +60,8 @@ func (w *Wait) Patience() time.Duration { return w.call.patience() }
 // Advance decides all asks that can be decided now. It reports whether any still waits.
 func (w *Wait) Advance(now instant) bool { return w.call.advance(now) }
 
-// Answered reports whether the ledger has answered an ask that waited for it.
-func (w *Wait) Answered() bool {
-	select {
-	case <-w.call.next():
-		return true
-	default:
-		return false
-	}
-}
+// Next is closed when the ledger has answered the first undecided ask. Until then Advance need not be called.
+func (w *Wait) Next() <-chan struct{} { return w.call.next() }
 
 // Decided reports whether one ask is decided, and so charged.
 func (w *Wait) Decided(i int) bool {

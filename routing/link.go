@@ -48,16 +48,6 @@ func (b bell) ring() {
 	}
 }
 
-// rang reports whether the bell has rung since it was last heard.
-func (b bell) rang() bool {
-	select {
-	case <-b:
-		return true
-	default:
-		return false
-	}
-}
-
 // link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
 // socket; the stream's owner takes frames from it. It is safe for concurrent use.
 type link struct {

@@ -244,7 +244,7 @@ func (s *Stepped) advance(now instant) (ended bool) {
 	tasks := s.tasks
 	s.tasks = nil
 	for _, t := range tasks {
-		if !s.ended && now < t.due && !t.woken() {
+		if !s.ended && t.sleeps(now) {
 			s.tasks = append(s.tasks, t)
 			continue
 		}

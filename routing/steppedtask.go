@@ -18,9 +18,9 @@ type task struct {
 	next  func() (open bool)
 	stop  func()
 	yield func() bool
-	// due ends a sleep at the latest, and woken reports whether an event has ended it before.
+	// A sleep ends at due, or before with an event.
 	due   instant
-	woken func() bool
+	event <-chan struct{}
 	done  func()
 	// see is called with the places of verdicts that are made, perhaps again and again; nil: nothing is.
 	verdicts []verdict
@@ -33,11 +33,21 @@ type taskKey struct{}
 // errEnded unwinds the tasks of a node that has ended.
 var errEnded = errors.New("routing: the node has ended")
 
-// sleep goes on when the node is pumped and woken, at due at the latest.
-func (t *task) sleep(due instant, woken func() bool) {
-	t.due, t.woken = due, woken
+// sleep goes on when the node is pumped at due, or after the event.
+func (t *task) sleep(due instant, event <-chan struct{}) {
+	t.due, t.event = due, event
 	if !t.yield() {
 		panic(errEnded)
+	}
+}
+
+// sleeps reports whether a task has nothing to do yet.
+func (t *task) sleeps(now instant) bool {
+	select {
+	case <-t.event:
+		return false
+	default:
+		return now < t.due
 	}
 }
 
@@ -74,7 +84,7 @@ func (s *Stepped) resume(t *task) (ended bool) {
 
 // sleep implements driver.
 func (s *Stepped) sleep(ctx context.Context, b bell, until instant) {
-	ctx.Value(taskKey{}).(*task).sleep(until, b.rang)
+	ctx.Value(taskKey{}).(*task).sleep(until, b)
 }
 
 // stepping is a base that leases from a store which the driver plays.
@@ -96,7 +106,7 @@ func (s stepping) decide(ctx context.Context, now instant, within time.Duration,
 	}
 	for at := now.Add(until); ; {
 		t.watch(w, verdicts)
-		t.sleep(at, w.Answered)
+		t.sleep(at, w.Next())
 		now = s.clock()
 		// There may be more time more than once. When there is none left, Advance ends the wait.
 		for more := time.Duration(1); now >= at && more > 0; at = at.Add(more) {
