@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -48,9 +47,9 @@ func built(t *testing.T) string {
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
-	binary := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
+	binary, err := program.Build("sluice", "cmd/sluice")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return binary
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 // The services of the compose file start from its commands, environments and mounts, as processes. Each has a
@@ -86,10 +87,8 @@ func TestComposeServices(t *testing.T) {
 			_, stage, _ = strings.Cut(dockerfile, " AS "+t+"\n")
 		}
 		name := regexp.MustCompile(`ENTRYPOINT \["/bin/(.*)"\]`).FindStringSubmatch(stage)[1]
-		binary := filepath.Join(t.TempDir(), name)
-		if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/"+name).CombinedOutput(); err != nil {
-			t.Fatalf("building %s: %v\n%s", service, err, out)
-		}
+		binary, err := program.Build(name, "cmd/"+name)
+		w.need(err)
 		return binary
 	}
 

@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -19,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 // long has the tests run that take longer than a minute together: make envoy-test.
@@ -28,12 +27,7 @@ var temp string
 
 // binary is sluice, built once for all tests.
 var binary = sync.OnceValues(func() (string, error) {
-	file := filepath.Join(temp, "sluice")
-	out, err := exec.Command("go", "build", "-o", file, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("building cmd/sluice: %w\n%s", err, out)
-	}
-	return file, nil
+	return program.Build("sluice", "cmd/sluice")
 })
 
 func TestMain(m *testing.M) {

@@ -2,12 +2,11 @@
 package sluicetest
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 // Measure runs a measurement of sluice with all its commands, and of the servers that sluicelab runs. It returns the
@@ -18,14 +17,17 @@ func Measure[R report.Result](t *testing.T, m report.Measurement) (result R, pag
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
-	const programs = "github.com/sluice-gate/sluice/cmd/"
-	dir := t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", dir, programs+"sluice", programs+"sluicelab").CombinedOutput(); err != nil {
-		t.Fatalf("building both programs: %v\n%s", err, out)
+	sluice, err := program.Build("sluice", "cmd/sluice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab, err := program.Build("sluicelab", "cmd/sluicelab")
+	if err != nil {
+		t.Fatal(err)
 	}
 	told, all := 0, 0
 	given := m.Given()
-	given.Binary, given.Lab = filepath.Join(dir, "sluice"), filepath.Join(dir, "sluicelab")
+	given.Binary, given.Lab = sluice, lab
 	given.Progress = func(done, of int, _ string) { told, all = done+1, of }
 	got, err := m.Measure(t.Context())
 	if err != nil {

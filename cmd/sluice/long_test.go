@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 var regionsLong = goflag.Bool("regions", false, "TestRegions plays each algorithm at 80 and 150 ms, for a window of a minute each")
@@ -270,9 +270,9 @@ func (f *fleet) quietLoad(ctx context.Context) {
 
 // demo runs the demo, and returns the debug ports of its nodes.
 func (f *fleet) demo(ctx context.Context) (nodes []string) {
-	lab := filepath.Join(f.TempDir(), "sluicelab")
-	if out, err := exec.Command("go", "build", "-o", lab, "../sluicelab").CombinedOutput(); err != nil {
-		f.Fatalf("%v\n%s", err, out)
+	lab, err := program.Build("sluicelab", "cmd/sluicelab")
+	if err != nil {
+		f.Fatal(err)
 	}
 	cmd := exec.CommandContext(ctx, lab, "demo", "--for="+quiet.String(), "--rate=100", "--nodes=2", "--no-envoy")
 	cmd.Env = append(os.Environ(), "SLUICE_BINARY="+os.Args[0], "SLUICE_RUN_MAIN=1")

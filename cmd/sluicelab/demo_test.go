@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,14 +13,15 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 // built is a binary of sluice.
 func built(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", path, "../sluice").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	path, err := program.Build("sluice", "cmd/sluice")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
 // Server is a member of a cluster, and its data. Most clusters have one.
@@ -69,38 +69,16 @@ func (s *Server) URL() string { return "etcd://" + s.address() }
 
 func (s *Server) address() string { return "127.0.0.1:" + s.Port }
 
-var program = sync.OnceValues(build)
-
-// build builds the program into the repository's cache. It links only a missing one.
-func build() (string, error) {
-	_, file, _, _ := runtime.Caller(0)
-	dir := filepath.Join(filepath.Dir(file), "server")
-	path := filepath.Join(dir, "..", "..", "..", "..", ".cache", "etcd-for-tests")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return "", err
-	}
-	// Packages are tested at the same time, and one of them builds.
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = lock.Close() }()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", err
-	}
-	cmd := exec.Command("go", "build", "-o", path, ".")
-	cmd.Dir = dir
-	out, err := cmd.CombinedOutput()
-	return path + "\n" + string(out), err
-}
+var etcd = sync.OnceValues(func() (string, error) {
+	return program.Build("etcd", "leasing/redistest/etcdtest/server")
+})
 
 func (s *Server) command(args ...string) *exec.Cmd {
 	s.Helper()
-	text, err := program()
-	path, out, _ := strings.Cut(text, "\n")
+	path, err := etcd()
 	if err != nil {
 		s.Fatalf("etcd cannot be built, and the tests need it: %v. Its modules come from the module proxy: "+
-			"cd leasing/redistest/etcdtest/server && go mod download\n%s", err, out)
+			"cd leasing/redistest/etcdtest/server && go mod download", err)
 	}
 	return exec.Command(path, append(args, s.data, s.Port, s.peers)...)
 }
