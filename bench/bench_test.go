@@ -113,6 +113,7 @@ func TestTurnOfAWindow(t *testing.T) {
 // Real fleets, a Redis each: every mode answers all that is asked, within what it
 // declares, and what Redis did is there to compare.
 func TestStore(t *testing.T) {
+	t.Parallel()
 	r, page := sluicetest.Measure[*Compared](t, &StoreOptions{Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1})
 	if len(r.Measured) != 5 {
 		t.Fatalf("%d measurements, want 5", len(r.Measured))
@@ -137,6 +138,7 @@ func TestStore(t *testing.T) {
 // Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
 // each kind.
 func TestAccuracy(t *testing.T) {
+	t.Parallel()
 	r, page := sluicetest.Measure[*Compared](t, &AccuracyOptions{
 		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing", "approx"},
 	})
@@ -345,7 +347,8 @@ func TestOverload(t *testing.T) {
 
 // litellm's case with real fleets: who peeks goes over, and who holds what a request costs at most does not.
 func TestFiveAtOnce(t *testing.T) {
-	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
+	t.Parallel()
+	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 6 * time.Second, Case: []string{"five"}, Seed: 1})
 	if len(r.Measured) != len(tokenWays) {
 		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(tokenWays))
 	}

@@ -132,6 +132,7 @@ func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock
 //
 //	go test -v -run TestStores ./bench -rows 1,2,3,4,5,6 -length 20s -timeout 60m
 func TestStores(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts servers")
 	}
