@@ -48,7 +48,7 @@ func (b bell) ring() {
 	}
 }
 
-// rang reports whether the bell has rung since it was last heard.
+// rang reports whether the bell has rung since it was last asked.
 func (b bell) rang() bool {
 	select {
 	case <-b:
