@@ -106,7 +106,6 @@ func TestDocsOfBounds(t *testing.T) {
 		{},
 		{"lease.size", "100"},
 		{"reclaim", "eager"},
-		{"algorithm", "sliding_window"},
 		{"algorithm", "token_bucket"},
 		{"mode", "routing"},
 		{"mode", "approx"},
