@@ -24,10 +24,11 @@ import (
 // are arguments, and its own messages wait in its links. [Router] and [Stepped] drive it. It is safe for
 // concurrent use.
 //
-// Locks are taken in this order, and none is held while something waits (docs/reference/protocol.md, section 19, has
-// those of other packages too):
+// Locks are taken in this order, and none is held while something waits, sends or receives:
 //
-//	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
+//	inbox.mu, mu, gate, link.mu, those of local.Limiter; last the mu of hot, hotHere, arrears, ruleCache and rings
+//
+// In package leasing the order is shard.mu, lane.mu, and in Local counterShard.mu, then limitNotes.mu or Arena.mu.
 type core struct {
 	identity
 	deciders

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -76,10 +75,10 @@ func playMistake(t *testing.T, section string) string {
 	})
 }
 
-// The table of docs/reference/rules.md about fleets that change node by node is what `sluice check --from` says.
+// The table of docs/reference/rules.md about fleets that change node by node is what `sluice check --from` says, without what it says of leases.
 func TestDocsOfChanges(t *testing.T) {
 	var want strings.Builder
-	want.WriteString("\n| what changes | tokens spent | leases out | while nodes differ |\n|---|---|---|---|\n")
+	want.WriteString("\n| what changes | tokens spent | while nodes differ |\n|---|---|---|\n")
 	for _, e := range config.Effects {
 		fields := make([]string, len(e.Fields))
 		for i, f := range e.Fields {
@@ -92,7 +91,7 @@ func TestDocsOfChanges(t *testing.T) {
 				fields[i] = "`" + f + "`"
 			}
 		}
-		fmt.Fprintf(&want, "| %s | %s | %s | %s |\n", strings.Join(fields, ", "), e.Spent, e.Leases, e.Meanwhile)
+		fmt.Fprintf(&want, "| %s | %s | %s |\n", strings.Join(fields, ", "), e.Spent, e.Meanwhile)
 	}
 	want.WriteString("\n")
 	holdsTable(t, "docs/reference/rules.md", "effects", want.String())
@@ -102,13 +101,11 @@ func TestDocsOfChanges(t *testing.T) {
 func TestDocsOfBounds(t *testing.T) {
 	const nodes = 3
 	var want strings.Builder
-	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | more claims | in an outage, first and last window | between | on data loss, tokens |\n|---|---|---|---|---|---|---|---|---|\n")
+	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | in an outage, first and last window | between | on data loss, tokens |\n|---|---|---|---|---|---|---|\n")
 	for _, fields := range [][2]string{
 		{},
-		{"lease.size", "1"},
 		{"lease.size", "100"},
 		{"reclaim", "eager"},
-		{"algorithm", "sliding_window"},
 		{"algorithm", "token_bucket"},
 		{"mode", "routing"},
 		{"mode", "approx"},
@@ -128,24 +125,13 @@ func TestDocsOfBounds(t *testing.T) {
 			}
 		}
 		b := r.Declare(nodes, ratelimit.SharedStore)
-		o := b.StoreOps
-		more := fmt.Sprintf("%d a window, %g/s while refused", o.Window, o.Refused)
-		if o.Short > 0 {
-			more += fmt.Sprintf(", %g/s while short", o.Short)
-		}
-		if o.Each > 0 {
-			more += fmt.Sprintf(", one each %s", cli.Counted(int(o.Each), "token"))
-		}
-		if o.OwnerGoneEach > 0 {
-			more += ", one each request without the owner"
-		}
 		wait := b.Wait.Longest.String()
 		if b.Wait.Drifts {
 			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)
 		}
 		out := b.OnOutage
-		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %v | %d |\n",
-			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, cli.Counted(o.Nodes, "node"), more, out.Edges, out.Fleet(), b.OnLoss)
+		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %v | %v | %d |\n",
+			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, out.Edges, out.Fleet(), b.OnLoss)
 	}
 	want.WriteString("\n")
 	holdsTable(t, "docs/reference/bounds.md", "bounds", want.String())

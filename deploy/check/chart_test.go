@@ -15,6 +15,7 @@ import (
 	apps "k8s.io/api/apps/v1"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
 )
 
 // setting is what the chart is rendered with, and what comes of it: testdata/settings.yaml.
@@ -287,6 +288,31 @@ func TestChartChecksRules(t *testing.T) {
 	for _, m := range []*core.ConfigMap{all["sluice-check"], all["sluice-rules"]} {
 		if len(m.Data) != 1 || m.Data["edge.yaml"] == "" {
 			t.Errorf("%s has %v beside the rules of the release, whose domains it may have", m.Name, m.Data)
+		}
+	}
+}
+
+// helm test asks a node through Envoy's Service, and its pod is none that a Service would send calls to.
+func TestChartTest(t *testing.T) {
+	everything := settings(t)["everything"].Values
+	pod := rendered[*core.Pod](t, everything)["sluice-test"]
+	service := rendered[*core.Service](t, everything)["sluice-headless"]
+	if pod == nil || service == nil || pod.Annotations["helm.sh/hook"] != "test" {
+		t.Fatalf("%+v %+v", pod, service)
+	}
+	if args := pod.Spec.Containers[0].Args; !slices.Equal(args, []string{"top", "--times=1", service.Name + ".sluice.svc:6070"}) {
+		t.Errorf("it runs %v", args)
+	}
+	if name := "app.kubernetes.io/name"; pod.Labels[name] == service.Spec.Selector[name] {
+		t.Errorf("%s sends calls to the test", service.Name)
+	}
+	for _, p := range rendered[*networking.NetworkPolicy](t, everything) {
+		if !slices.ContainsFunc(p.Spec.Ingress, func(r networking.NetworkPolicyIngressRule) bool {
+			return r.Ports[0].Port.StrVal == "debug" && slices.ContainsFunc(r.From, func(f networking.NetworkPolicyPeer) bool {
+				return f.PodSelector != nil && len(f.PodSelector.MatchLabels) == 2 && maps.Equal(f.PodSelector.MatchLabels, pod.Labels)
+			})
+		}) {
+			t.Errorf("%s does not let the test in: %+v", p.Name, p.Spec.Ingress)
 		}
 	}
 }

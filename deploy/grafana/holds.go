@@ -11,9 +11,9 @@ var holds = dashboard{"sluice-holds", "Sluice: token budgets", []panel{
 	{"Unsettled holds", "Tokens held minus tokens settled, since the start of each node. Requests in flight raise it for a while. If it stays high, ends of requests are lost or report no cost.", "short", false, false, []query{
 		{`sum by (` + by + `) (sluice_hold_tokens_total{` + on + `}) - sum by (` + by + `) (sluice_hold_settled_tokens_total{` + on + `})`, "{{domain}}.{{rule}}"},
 	}},
-	{"Cost of requests, % of their hold", "Above 100 %, requests cost more than they held, and the excess can go beyond the limit. Far below 100 %, estimates are too high and reserve unused tokens.", "percent", false, false, []query{
-		{`histogram_quantile(0.5, sum by (le, domain, rule) (rate(sluice_hold_cost_percent_bucket{` + on + `}[$__rate_interval])))`, "median {{domain}}.{{rule}}"},
-		{`histogram_quantile(0.9, sum by (le, domain, rule) (rate(sluice_hold_cost_percent_bucket{` + on + `}[$__rate_interval])))`, "p90 {{domain}}.{{rule}}"},
+	{"Cost of requests, as a share of their hold", "Above 100 %, requests cost more than they held, and the excess can go beyond the limit. Far below 100 %, estimates are too high and reserve unused tokens.", "percentunit", false, false, []query{
+		{`histogram_quantile(0.5, sum by (le, domain, rule) (rate(sluice_hold_cost_ratio_bucket{` + on + `}[$__rate_interval])))`, "median {{domain}}.{{rule}}"},
+		{`histogram_quantile(0.9, sum by (le, domain, rule) (rate(sluice_hold_cost_ratio_bucket{` + on + `}[$__rate_interval])))`, "p90 {{domain}}.{{rule}}"},
 	}},
 	{"Debt of holds", "Tokens per second charged beyond the limit, for requests that cost more than their hold.", "ops", false, false, []query{
 		{`sum by (` + by + `) (rate(sluice_hold_debt_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},

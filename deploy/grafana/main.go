@@ -121,8 +121,8 @@ var dashboards = []dashboard{
 			{`sum (rate(sluice_store_operations_saved_total{` + in + `}[$__rate_interval]))`, "saved"},
 		}},
 		{"Time of a round trip", "", "s", false, false, []query{
-			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
-			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
+			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_duration_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_duration_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
 		{"Breaker", "1: the store does not answer this node, so the node sends no claims.", "none", false, false, []query{{`sluice_store_breaker_open{` + in + `}`, "{{instance}}"}}},
 		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds{` + in + `}`, "{{instance}}"}}},

@@ -36,7 +36,7 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 	}},
 	{"Store", "Nodes with an open breaker, which do not reach the store, and the time of a round trip.", "none", false, false, []query{
 		{`sum (sluice_store_breaker_open{` + in + `})`, "nodes that do not reach it"},
-		{`1000 * histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99 of a round trip, ms"},
+		{`1000 * histogram_quantile(0.99, sum by (le) (rate(sluice_store_duration_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99 of a round trip, ms"},
 	}},
 	{"Room for keys", "Keys tracked by each node, as a share of MAX_KEYS. At 100 %, new keys share budgets.", "percentunit", false, false, []query{
 		{`sum without (kind) (sluice_keys{` + in + `}) / sluice_keys_max{` + in + `}`, "{{instance}}"},

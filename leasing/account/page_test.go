@@ -312,7 +312,7 @@ func TestPageExamples(t *testing.T) {
 		}
 		return strings.Replace(all, m[2], table, 1)
 	})
-	if n := len(played.FindAllString(page.Text, -1)); n < 5 {
+	if n := len(played.FindAllString(page.Text, -1)); n < 3 {
 		t.Errorf("%d examples", n)
 	}
 	if *rewritePage {

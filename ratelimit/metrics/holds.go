@@ -24,7 +24,9 @@ var holdMetrics = []metric{
 }
 
 // writeHolds writes those with labels of their own.
-func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(name, labels string, n int64)) {
+func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(name, labels string, n int64),
+	fraction func(name, labels string, v float64),
+) {
 	head("sluice_holds_settled_total", "counter", "Results of holds: settled by their cost; unknown: they "+
 		"ended without one; failed: ended with an error; late: their window had ended; refused as forged, "+
 		"expired, foreign or replayed; left_out: "+
@@ -37,8 +39,8 @@ func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(n
 			}
 		}
 	}
-	const ratio = "sluice_hold_cost_percent"
-	head(ratio, "histogram", "Costs in percent of their holds.")
+	const ratio = "sluice_hold_cost_ratio"
+	head(ratio, "histogram", "Costs as a ratio to their holds; above 1, a request cost more than it held.")
 	for i := range rules {
 		h := rules[i].sum.Held()
 		if h == nil {
@@ -49,11 +51,11 @@ func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(n
 			sum += h.Ratios[j].Load()
 			le := "+Inf"
 			if j < len(ratelimit.HoldRatios) {
-				le = strconv.FormatUint(ratelimit.HoldRatios[j], 10)
+				le = strconv.FormatFloat(float64(ratelimit.HoldRatios[j])/100, 'g', -1, 64)
 			}
 			line(ratio+"_bucket", rules[i].labels+`,le="`+le+`"`, int64(sum))
 		}
-		line(ratio+"_sum", rules[i].labels, int64(h.RatioSum.Load()))
+		fraction(ratio+"_sum", rules[i].labels, float64(h.RatioSum.Load())/100)
 		line(ratio+"_count", rules[i].labels, int64(sum))
 	}
 }

@@ -215,7 +215,7 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 		"Round trips, answered or failed, of up to 256 claims each.", "result")
 	trips(s.RoundTrips-min(s.Failed, s.RoundTrips), "answered")
 	trips(s.Failed, "failed")
-	p.distribution("sluice_store_seconds",
+	p.distribution("sluice_store_duration_seconds",
 		"Time of a round trip; buckets are powers of two from 1 us.", s.StoreTime, 1e-6)
 	if least := c.leastDeadline(); least > 0 {
 		p.precise("sluice_store_deadline_seconds", "The shortest store_deadline of the rules.")(least.Seconds())
@@ -300,7 +300,7 @@ func (c Collector) collectGate(p page) {
 	p.count("sluice_calls_given_up_total", "Calls whose caller gave up; their charge was taken back.")(s.GivenUp)
 	p.gauge("sluice_calls_in_flight", "Calls that wait for their decision, as for a store.")(s.InFlight)
 	p.gauge("sluice_calls_waiting", "Calls that wait for their turn.")(s.Waiting)
-	held := p.gauge("sluice_bytes_in_flight", "Unfinished calls and bodies; port grpc or http.", "port")
+	held := p.gauge("sluice_in_flight_bytes", "Unfinished calls and bodies; port grpc or http.", "port")
 	ended := p.count("sluice_callers_ended_total",
 		"Connections and bodies ended by a bound: crowded (too many connections), heaviest (too many bytes), "+
 			"stalled (no progress), excess (too many calls or idle frames).", "port", "reason")

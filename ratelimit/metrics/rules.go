@@ -230,12 +230,19 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	head := func(name, kind, help string) {
 		_, _ = b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
 	}
-	line := func(name, labels string, n int64) {
+	series := func(name, labels string) {
 		_, _ = b.WriteString(name)
 		_ = b.WriteByte('{')
 		_, _ = b.WriteString(labels)
 		_, _ = b.WriteString("} ")
+	}
+	line := func(name, labels string, n int64) {
+		series(name, labels)
 		_, _ = b.Write(append(strconv.AppendInt(b.AvailableBuffer(), n, 10), '\n'))
+	}
+	fraction := func(name, labels string, v float64) {
+		series(name, labels)
+		_, _ = b.Write(append(strconv.AppendFloat(b.AvailableBuffer(), v, 'g', -1, 64), '\n'))
 	}
 	write := func(rows []ruleRow, metrics ...metric) {
 		for _, m := range metrics {
@@ -266,7 +273,7 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
 	write(rules, holdMetrics...)
-	writeHolds(rules, head, line)
+	writeHolds(rules, head, line, fraction)
 	return b.Flush()
 }
 

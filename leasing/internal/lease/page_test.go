@@ -40,15 +40,7 @@ func TestPageConstants(t *testing.T) {
 		}),
 		"lease.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
 		"lease.lasts":          {fmt.Sprintf("%d/4", 4*lasts(&bucket)/account.BucketSlot(&bucket))},
-		"lease.soon":           of(soon),
 		"lease.slow":           of(slow),
-		"lease.paced":          of(paced),
-		"lease.scarce":         of(scarce),
-		"lease.refusal":        of(refusal),
-		"lease.doublings":      count(doublings),
-		"lease.seldom":         count(seldom),
-		"lease.idle":           of(idle),
-		"lease.Horizon":        of(Horizon),
 		"lease.rarelyRefunded": count(rarelyRefunded),
 		"lease.MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
 	})
@@ -59,7 +51,6 @@ func TestPageFormulas(t *testing.T) {
 	page := specpage.Read(t)
 	page.Says("`limit / (5 x max(4, nodes))`")
 	page.Says("a limit below `20 x max(2, nodes)`")
-	page.Says("a hundredth of the period, at least 5 ms")
 	for _, nodes := range []int{1, 3, 4, 5, 50, 51, 100} {
 		for _, limit := range []tokens{1, 100, 1000, 100_000} {
 			rule := &ratelimit.Rule{
