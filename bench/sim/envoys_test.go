@@ -57,7 +57,7 @@ func leaves(t *testing.T, o Options, most float64) {
 func TestAccuracy(t *testing.T) {
 	t.Parallel()
 	for i := range 48 {
-		limit, envoys := []ratelimit.Tokens{600, 60_000}[i/12%2], []int{1, 3, 50}[i/4%3]
+		limit, envoys := []ratelimit.Tokens{600, 6000}[i/12%2], []int{1, 3, 50}[i/4%3]
 		o := usual(t, limit, envoys, 3*(i%2), i/2%2 == 1)
 		o.Check = envoys <= 3 && limit <= 600
 		most := 0.03
@@ -86,10 +86,10 @@ func TestPlenty(t *testing.T) {
 		demand float64 // times the limit
 		most   float64
 	}{
-		{60_000, 3, 0.5, 0.025},
-		{60_000, 50, 0.5, 0.025},
-		{60_000, 50, 0.95, 0.09},
-		{60_000, 50, 1.1, 0.06},
+		{6000, 3, 0.5, 0.025},
+		{6000, 50, 0.5, 0.025},
+		{6000, 50, 0.95, 0.09},
+		{6000, 50, 1.1, 0.06},
 		{600, 50, 0.3, 0.15},
 		{600, 50, 0.5, 0.13},
 	} {

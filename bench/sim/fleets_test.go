@@ -115,10 +115,10 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 func TestOwnerIsGone(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []FaultKind{Crash, Pause, Part} {
-		l := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 3000}
+		l := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 1000}
 		r := played(t, Options{
 			Seed: 1, Nodes: 10, Rule: declaring(t, l, map[string]string{"mode": "routing"}), Net: near, Start: 5 * time.Second,
-			Load:   load.Load{Rate: 3000, Keys: 20, Length: 30 * time.Second},
+			Load:   load.Load{Rate: 1000, Keys: 20, Length: 30 * time.Second},
 			Faults: []Fault{{At: 5 * time.Second, Kind: kind, Node: 3, For: 10 * time.Second}},
 		})
 		// What a crashed owner held is stranded: a lease of each of its keys.

@@ -91,12 +91,8 @@ func TestHistoriesOfBugs(t *testing.T) {
 // their bound, and in the end the ledger equals the bookings of nodes.
 func TestHistoriesThatSettle(t *testing.T) {
 	t.Parallel()
-	histories := uint64(150)
-	if testing.Short() {
-		histories = 60
-	}
 	modes := map[ratelimit.Mode]ratelimit.Tokens{}
-	for seed := range histories {
+	for seed := range uint64(60) {
 		o := History(seed)
 		o.Mix.Settles, o.Mix.Honest = 0.3, true
 		if r := played(t, o); r.Released > 0 {
@@ -111,7 +107,7 @@ func TestHistoriesThatSettle(t *testing.T) {
 // One seed is one run: every figure and every event of it. What is counted adds up.
 func TestRunsAreTheSameTwice(t *testing.T) {
 	t.Parallel()
-	for i := range uint64(30) {
+	for i := range uint64(20) {
 		var o Options
 		var r *Result
 		var traces, results [2]string

@@ -25,7 +25,7 @@ func TestRecommendations(t *testing.T) {
 		q := Question{
 			Limit: ratelimit.Limit{Unit: ratelimit.Second, Requests: 500}, Coordination: ratelimit.DefaultCoordination(),
 			Nodes: 3, Seed: 1, MaxOver: c.over, MaxWait: c.wait,
-			Load: load.Load{Rate: 1500, Keys: 2, Length: 20 * time.Second},
+			Load: load.Load{Rate: 1500, Keys: 2, Length: 8 * time.Second},
 			Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
 		}
 		a, err := WhatIf(t.Context(), q, nil)
@@ -60,13 +60,13 @@ func TestRecommendations(t *testing.T) {
 // In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
 // outage begins or ends, between, and without one.
 func TestOutages(t *testing.T) {
-	rows, err := Outages(t.Context(), 1, 180, nil)
+	rows, err := Outages(t.Context(), 1, 90, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range rows {
 		local := r.Policy == ratelimit.FailLocal.String()
-		if r.Outages < 20 || r.Windows < 100 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
+		if r.Outages < 10 || r.Windows < 50 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
 			t.Errorf("%+v: was it tried?", r)
 		}
 	}
@@ -75,15 +75,13 @@ func TestOutages(t *testing.T) {
 // Windows with an outage that is not known are judged as those without one, and exceed their number.
 func TestOutageThatIsNotDeclared(t *testing.T) {
 	for _, policy := range []string{"local", "open"} {
-		beyond := 0
-		for seed := range uint64(40) {
+		found := false
+		for seed := uint64(0); seed < 40 && !found; seed++ {
 			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
 			o.from, o.to = time.Hour, 2*time.Hour
-			if new(OutageRow).judge(o) != nil {
-				beyond++
-			}
+			found = new(OutageRow).judge(o) != nil
 		}
-		if beyond == 0 {
+		if !found {
 			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
 		}
 	}

@@ -75,6 +75,7 @@ func (b *books) windows() int {
 // If no request costs more than its hold, the limit holds, in any mode, with a Redis and without. Requests settle at
 // other nodes, windows end in between, settlements arrive twice or never, and, with a Redis, a node is killed.
 func TestHoldsAreNeverOver(t *testing.T) {
+	t.Parallel()
 	withAndWithout(t, func(t *testing.T, store storeServer) {
 		r := newFleet(t, 3, setup{rules: heldRules, store: store, ring: 3})
 		values := []string{"routing"}

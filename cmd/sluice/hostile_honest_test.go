@@ -109,7 +109,10 @@ func (s *sluice) honest(ctx context.Context) *served {
 // attacker is a process that does a row to the server as soon as it reads a line.
 func (s *sluice) attacker(a attack, said io.Writer) (cmd *exec.Cmd, begin io.Writer) {
 	s.Helper()
-	cmd = command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http, "SLUICE_ATTACK_PEERS=" + s.peers})
+	cmd = command([]string{
+		"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_FOR=" + attackFor().String(),
+		"SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http, "SLUICE_ATTACK_PEERS=" + s.peers,
+	})
 	cmd.Stdout, cmd.Stderr = said, said
 	begin, err := cmd.StdinPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
@@ -132,7 +135,7 @@ func (s *sluice) attacked(a attack) *served {
 		ended = cmd.Wait()
 	}()
 	looked := make(chan error, 1)
-	time.AfterFunc(attackFor/2, func() {
+	time.AfterFunc(attackFor()/2, func() {
 		if a.meanwhile == nil {
 			looked <- nil
 			return

@@ -160,8 +160,14 @@ func hostileRequest(n int) *rls.RateLimitRequest {
 	return q
 }
 
-// attackFor is how long an attack goes on: 400 calls of an honest client, of which the slowest four are beyond the p99.
-const attackFor = 2 * time.Second
+// attackFor is how long an attack goes on. To judge an honest client takes 400 calls, of which the slowest four are
+// beyond the p99.
+func attackFor() time.Duration {
+	if *attackJudge {
+		return 2 * time.Second
+	}
+	return time.Second
+}
 
 // attacker runs an attack in a process of its own, whose CPU time is separate from the honest client's. It
 // begins on a signal.
@@ -169,7 +175,11 @@ func attacker(name string) {
 	i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 	hostile.Pace(attackShare)
-	for end := time.Now().Add(attackFor); time.Now().Before(end); {
+	length, err := time.ParseDuration(os.Getenv("SLUICE_ATTACK_FOR"))
+	if err != nil {
+		panic(err)
+	}
+	for end := time.Now().Add(length); time.Now().Before(end); {
 		// An early end of an attack is reported, and is no fault: servers end connections.
 		if err := attacks[i].once(target{os.Getenv("SLUICE_ATTACK_RPC"), os.Getenv("SLUICE_ATTACK_HTTP"), os.Getenv("SLUICE_ATTACK_PEERS")}); err != nil {
 			fmt.Println(err)
@@ -279,9 +289,9 @@ func (s *sluice) endsUnder(a attack) {
 	defer silent.Close()
 	defer half.Close()
 	_, _ = io.WriteString(half, http2.ClientPreface+"\x00\x00\x3c\x04")
-	time.Sleep(attackFor / 20)
+	time.Sleep(attackFor() / 20)
 	_, _ = io.WriteString(half, "\x00\x00\x00\x00\x00")
-	time.Sleep(attackFor / 20)
+	time.Sleep(attackFor() / 20)
 	s.Signal(syscall.SIGTERM)
 	select {
 	case err := <-s.exited:

@@ -75,6 +75,7 @@ type linearKind struct {
 // busy machine, has leased instead, and strands its lease, too: its metrics show that. limit_remaining is from
 // the last answer, and not checked.
 func TestLinear(t *testing.T) {
+	t.Parallel()
 	for name, kind := range map[string]linearKind{
 		"memory":           {},
 		"memory, replaced": {replace: true},
