@@ -60,7 +60,8 @@ func TestRecommendations(t *testing.T) {
 // In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
 // outage begins or ends, between, and without one.
 func TestOutages(t *testing.T) {
-	rows, err := Outages(t.Context(), 1, 90, nil)
+	t.Parallel()
+	rows, err := Outages(t.Context(), 100, 90, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +75,7 @@ func TestOutages(t *testing.T) {
 
 // Windows with an outage that is not known are judged as those without one, and exceed their number.
 func TestOutageThatIsNotDeclared(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []string{"local", "open"} {
 		found := false
 		for seed := uint64(0); seed < 40 && !found; seed++ {
