@@ -52,7 +52,7 @@ ports:
   grpc_port: 8081
 ` + "```" + `
 
-Flags override the environment, and the environment overrides the file. Names in a file are those of the environment in lower case. ` + "`sluice settings`" + ` prints the settings in force and the source of each value, and with ` + "`--schema`" + ` a JSON Schema for editors. ` + "`sluice serve --help`" + ` shows the settings in bold.
+Flags override the environment, and the environment overrides the file. Names in a file are those of the environment in lower case. ` + "`sluice settings`" + ` prints the settings in force and the source of each value, and with ` + "`--schema`" + ` a JSON Schema for editors. ` + "`sluice serve --help`" + ` shows only the settings in bold.
 `)
 	for _, g := range Sections {
 		fmt.Fprintf(&b, "\n## %s\n\nSection `%s`.\n\n| setting | default | effect |\n|---|---|---|\n", strings.TrimSuffix(g.Title, ":"), g.Key)
