@@ -175,6 +175,7 @@ func TestPageConstants(t *testing.T) {
 		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
 		"ratelimit.YoungMost":     of(ratelimit.YoungMost),
 		"leasing.firstWait":       of(firstWait),
+		"leasing.beatEvery":       of(beatEvery),
 		"ratelimit.LossPart":      {fmt.Sprint("1/", ratelimit.LossPart)},
 		"leasing.keptIdle":        {fmt.Sprintf("%d/8", kept/100)},
 		"leasing.recallPause":     of(recallPause),
