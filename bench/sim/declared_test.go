@@ -50,7 +50,7 @@ func TestDeclaredStoreOps(t *testing.T) {
 			t.Error("no claim was counted")
 		}
 	}
-	for _, requests := range []ratelimit.Tokens{30, 600, 3000} {
+	for _, requests := range []ratelimit.Tokens{30, 1500} {
 		for name, rule := range everyWay(t, requests) {
 			t.Run(name, func(t *testing.T) { check(t, rule) })
 		}

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	debug.SetGCPercent(800) // worlds are small, and make much garbage
 	os.Exit(m.Run())
 }
 
