@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -22,6 +21,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // assembled are what a node is made of.
@@ -150,7 +150,7 @@ func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	d = new(holds.Desk)
 	switch name, file := c.Holds.file(); {
 	case file:
-		c.Holds.read = &reread.Value[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
+		c.Holds.read = &upkeep.FileValue[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
 		if err := c.Holds.read.Load(time.Now()); err != nil {
 			return nil, nil, err
 		}

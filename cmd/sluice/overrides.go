@@ -6,11 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // overridden is a limiter whose rules take overrides.
@@ -33,7 +33,7 @@ func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.
 	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
 	if d.shared == nil {
 		d.beside(func(ctx context.Context) {
-			pace.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
+			upkeep.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
 		})
 	} else {
 		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
@@ -45,7 +45,7 @@ func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.
 	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at), d.limiter}
 	d.beside(func(ctx context.Context) {
 		last := rules.Rules()
-		pace.Every(ctx, time.Second, func() {
+		upkeep.Every(ctx, time.Second, func() {
 			if is := rules.Rules(); is != last {
 				last = is
 				warnOfLifted(is, d.overrides, log)
@@ -65,7 +65,7 @@ func warnOfLifted(rules *config.Rules, book *overrides.Book, log *slog.Logger) {
 func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
 	ready := d.ready
 	d.ready = func() bool { return ready() && (node.Ready() || late()) }
-	failed := pace.Seldom(time.Minute, func(err error) {
+	failed := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("the store does not answer reads of overrides: this node applies those that it has", "error", err)
 	})
 	d.beside(func(ctx context.Context) {

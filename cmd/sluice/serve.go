@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
@@ -23,6 +22,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -124,8 +124,8 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	defer rush()
 	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
-	go pace.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
-	go pace.Every(background, ratelimit.TurnEvery, p.shown.Turn)
+	go upkeep.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
+	go upkeep.Every(background, ratelimit.TurnEvery, p.shown.Turn)
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
@@ -133,7 +133,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	if c.Store.Redis.HealthCheck {
 		go watchStore(drain, p.server, healthy, p.ping, p.log)
 	} else if c.HealthyWithOne {
-		go pace.Every(drain, 250*time.Millisecond, func() { p.server.SetHealthy(healthy()) })
+		go upkeep.Every(drain, 250*time.Millisecond, func() { p.server.SetHealthy(healthy()) })
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // tlsFlags say whether the gRPC port speaks TLS, and whom it answers. Names are
@@ -41,7 +41,7 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 	case f.ClientSAN != "" && f.ClientCA == "":
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
-	files := &reread.Value[*tls.Config]{
+	files := &upkeep.FileValue[*tls.Config]{
 		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second, Failed: clienttls.Bad(log),
 		Read: func(now time.Time) (*tls.Config, error) {
 			count.Attempts.Add(1)
@@ -59,7 +59,7 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 }
 
 // serverConfig has each connection use the files as they are then.
-func serverConfig(least uint16, files *reread.Value[*tls.Config]) *tls.Config {
+func serverConfig(least uint16, files *upkeep.FileValue[*tls.Config]) *tls.Config {
 	return &tls.Config{MinVersion: least, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return files.Get(time.Now()), nil
 	}}

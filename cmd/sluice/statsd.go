@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // statsd sends counters until ctx is done, if it is on; the channel is closed when the last are sent.
@@ -21,7 +21,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
 		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
-		OnError: pace.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
+		OnError: upkeep.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
 	}
 	return async(func() { s.Run(ctx) })
 }

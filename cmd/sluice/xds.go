@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -63,7 +63,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
 	worked := false
-	warn := pace.Seldom(10*time.Second, func(err error) {
+	warn := upkeep.Seldom(10*time.Second, func(err error) {
 		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err, worked))
 	})
 	o.OnState = func(err error) {

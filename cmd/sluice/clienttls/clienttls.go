@@ -12,8 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Certificate presents the certificate in two files to the other side. The files are looked at for each new connection,
@@ -37,7 +36,7 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	if f.Cert+f.Key == "" {
 		return c, nil
 	}
-	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: Bad(f.Log)}
+	own := &upkeep.FileValue[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: Bad(f.Log)}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return c, own.Load(time.Now()) // it must be good now
 }
@@ -45,7 +44,7 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 // Bad logs at most once a minute why new files are not used.
 func Bad(log *slog.Logger) func(error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	return pace.Seldom(time.Minute, func(err error) {
+	return upkeep.Seldom(time.Minute, func(err error) {
 		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
 	})
 }

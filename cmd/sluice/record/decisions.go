@@ -5,9 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Base decides, and is looked into.
@@ -55,7 +55,7 @@ func NewDecisions(
 
 // Run writes what is decided, until ctx is done.
 func (d *Decisions) Run(ctx context.Context) {
-	pace.Every(ctx, writeEvery, d.Write)
+	upkeep.Every(ctx, writeEvery, d.Write)
 	d.Write()
 }
 

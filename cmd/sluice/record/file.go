@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Record is AUDIT_FILE: a line for each event. It is safe for concurrent use.
@@ -31,7 +31,7 @@ func Open(name string, log *slog.Logger) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
 	}
-	failed := pace.Seldom(time.Minute, func(err error) { log.Error("AUDIT_FILE lacks events, or exceeds 64 MB", "error", err) })
+	failed := upkeep.Seldom(time.Minute, func(err error) { log.Error("AUDIT_FILE lacks events, or exceeds 64 MB", "error", err) })
 	return &Record{f, failed}, nil
 }
 

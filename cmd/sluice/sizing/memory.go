@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Memory is how much this process may use, and who says so.
@@ -154,7 +154,7 @@ func EaseCollector(ctx context.Context, streams func() int64, lookup func(string
 		return
 	}
 	now := usual
-	pace.Every(ctx, 5*time.Second, func() {
+	upkeep.Every(ctx, 5*time.Second, func() {
 		if next := growth(now, int(streams())); next != now {
 			now = next
 			debug.SetGCPercent(now)

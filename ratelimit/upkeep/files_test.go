@@ -1,4 +1,4 @@
-package reread
+package upkeep
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ func TestValueFollowsItsFiles(t *testing.T) {
 		}
 	}
 	broken := false // for a reason that no file shows
-	v := &Value[string]{Files: []string{file}, Least: time.Second, Failed: func(error) { fails++ }, Read: func(time.Time) (string, error) {
+	v := &FileValue[string]{Files: []string{file}, Least: time.Second, Failed: func(error) { fails++ }, Read: func(time.Time) (string, error) {
 		reads++
 		text, err := os.ReadFile(file)
 		if broken {

@@ -1,5 +1,6 @@
-// Package pace repeats what happens now and then: [Every] with a ticker, [Seldom] and [ByKind] in logs.
-package pace
+// Package upkeep is what a process does again and again while it serves: on a ticker ([Every]), in a log ([Seldom],
+// [ByKind]), and with files that change ([FileValue]).
+package upkeep
 
 import (
 	"cmp"
