@@ -91,8 +91,8 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	}
 	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, desk
-	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
+	svc := rls.New(p.store.Rules, p.NodeLimiter, p.clock, time.Now, p.latency, options, log)
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.NodeLimiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Region: c.Ring.Region, Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, StoreNow: p.now, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
@@ -107,7 +107,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
+		Metrics: p.shown, Inspector: p.NodeLimiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
 		Quotas: quotas, History: console.NewHistory(p.shown, p.latency, p.who.all), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock), budgets, gate)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
-	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -20,7 +20,7 @@ import (
 
 // decider is a limiter and what belongs to it.
 type decider struct {
-	limiter
+	ratelimit.NodeLimiter
 	ring  *routing.Router    // nil: there is none
 	slots *slots.Limiter     // concurrency limits in the store; nil: there is no store
 	seat  func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
@@ -38,8 +38,8 @@ type decider struct {
 	refused atomic.Uint64
 	pool    *metrics.Pool // connections to Redis; nil: there is none
 
-	shared    store.Store    // of all limits; nil: there is none
-	record    *record.Record // of audited rules; nil: there is none
+	shared    store.Store   // of all limits; nil: there is none
+	record    *audit.Record // of audited rules; nil: there is none
 	overrides *overrides.Book
 }
 
@@ -52,12 +52,12 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	}
 	limits := overrides.NewTable()
 	if c.Ring.Peers != "" {
-		d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), limits, d.run, clock, log)
+		d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.NodeLimiter, nil, d.slots), limits, d.run, clock, log)
 		if err != nil {
 			return nil, err
 		}
 	}
-	d.limiter = newByMode(d.limiter, d.ring, d.slots)
+	d.NodeLimiter = newByMode(d.NodeLimiter, d.ring, d.slots)
 	d.audit(clock)
 	d.override(limits, rules, clock, log)
 	return d, nil
@@ -67,8 +67,9 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
 	if !c.Store.Shared() {
 		return &decider{
-			limiter: local.New(c.MaxKeys, clock(), time.Now()),
-			ping:    func(context.Context) error { return nil }, ready: func() bool { return true },
+			NodeLimiter: local.New(c.MaxKeys, clock(), time.Now()),
+			ping:        func(context.Context) error { return nil },
+			ready:       func() bool { return true },
 			run: func(ctx context.Context) error {
 				<-ctx.Done()
 				return nil
@@ -85,7 +86,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	if err != nil {
 		return nil, err
 	}
-	events, err := record.Open(c.AuditFile, log)
+	events, err := audit.OpenRecord(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +98,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	if events != nil {
 		s.OnAudit = events.Answer
 	}
-	d.limiter = s.Fleet
+	d.NodeLimiter = s.Fleet
 	d.slots = s.slots
 	d.shared = opened
 	d.record = events
@@ -139,4 +140,16 @@ func seatNote(seat func() (int, bool)) func() string {
 		}
 		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
 	}
+}
+
+// audit has the decisions of the limiter recorded, if there is a record.
+func (d *decider) audit(clock ratelimit.Clock) {
+	if d.record == nil {
+		return
+	}
+	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
+	at := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
+	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], at)
+	d.NodeLimiter = a
+	d.beside(a.Run)
 }

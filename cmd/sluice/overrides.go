@@ -13,18 +13,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// overridden is a limiter whose rules take overrides.
-type overridden struct {
-	*overrides.Limiter
-	base limiter
-}
-
-// Stats implements limiter.
-func (o *overridden) Stats() ratelimit.LimiterStats { return o.base.Stats() }
-
-// SyncClock implements limiter.
-func (o *overridden) SyncClock(now ratelimit.Instant, wall time.Time) { o.base.SyncClock(now, wall) }
-
 // override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers.
 func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
 	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
@@ -42,7 +30,7 @@ func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
 	}
 	d.overrides.Now = func() ratelimit.LedgerTime { return at(clock()) }
-	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at), d.limiter}
+	d.NodeLimiter = overrides.NewLimiter(d.NodeLimiter, t, at)
 	d.beside(func(ctx context.Context) {
 		last := rules.Rules()
 		upkeep.Every(ctx, time.Second, func() {

@@ -103,7 +103,7 @@ func (f *peerFlags) listens() string {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *sizing.Caps, base limiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *sizing.Caps, base ratelimit.NodeLimiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options(log)
 	if err != nil {
 		return nil, nil, err

@@ -76,8 +76,8 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	return e
 }
 
-// NewDecided makes the event of a holder's decisions in a window, without any yet.
-func NewDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
+// newDecided makes the event of a holder's decisions in a window, without any yet.
+func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
 	e := Event{
 		Kind: WasDecided, Rule: r.Domain + "." + r.Path, Key: account, Holder: holder, Window: w,
 		Algorithm: r.Limit.Algorithm.String(), Limit: r.Limit.Capacity(),
@@ -88,9 +88,6 @@ func NewDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) E
 	}
 	return e
 }
-
-// HolderName is a holder as events name it.
-func HolderName(h ratelimit.Holder) string { return account.HolderName(h) }
 
 // unsettled is the kind of a message without an effect; "": it has one.
 func unsettled(err error) string {
