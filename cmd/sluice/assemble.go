@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -115,7 +115,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 }
 
 // open opens the ports of the parts.
-func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets sizing.Budgets, gate *shed.Gate) (*server.Server, error) {
+func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets settings.Budgets, gate *shed.Gate) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

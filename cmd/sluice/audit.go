@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/ratelimit"
 )

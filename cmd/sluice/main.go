@@ -14,8 +14,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/check"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"

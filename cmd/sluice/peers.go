@@ -15,8 +15,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
@@ -59,8 +58,8 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	case f.TLSCert == "" || f.TLSKey == "" || f.TLSCA == "":
 		return o, nil, errors.New("PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT must be set together")
 	}
-	shown := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "PEER_TLS_"}
-	files := &upkeep.FileValue[*tls.Config]{Files: []string{f.TLSCert, f.TLSKey, f.TLSCA}, Failed: clienttls.Bad(log), Read: func(now time.Time) (*tls.Config, error) {
+	shown := settings.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "PEER_TLS_"}
+	files := &upkeep.FileValue[*tls.Config]{Files: []string{f.TLSCert, f.TLSKey, f.TLSCA}, Failed: settings.BadCertificate(log), Read: func(now time.Time) (*tls.Config, error) {
 		return eitherSide(shown, now, tls.VersionTLS13, f.TLSCA, "PEER_TLS_CACERT")
 	}}
 	if err := files.Load(time.Now()); err != nil {
@@ -103,7 +102,7 @@ func (f *peerFlags) listens() string {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *sizing.Caps, base ratelimit.NodeLimiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *settings.Caps, base ratelimit.NodeLimiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options(log)
 	if err != nil {
 		return nil, nil, err

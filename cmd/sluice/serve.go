@@ -14,9 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -92,7 +91,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}
-	memory, err := sizing.Of(c.MaxMemory)
+	memory, err := settings.MemoryOf(c.MaxMemory)
 	if err != nil {
 		return cli.Wrong(err)
 	}
@@ -112,7 +111,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	}
 	defer p.spans.stop()
 	quotas := p.people.Quotas.Stats()
-	go sizing.EaseCollector(drain, quotas.Streams.Load, lookup)
+	go settings.EaseCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
 }
 

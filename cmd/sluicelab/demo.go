@@ -24,7 +24,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/deploy"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
 // Admin is the command with corrections on running nodes.

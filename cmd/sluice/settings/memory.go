@@ -1,4 +1,4 @@
-package sizing
+package settings
 
 import (
 	"context"
@@ -24,17 +24,17 @@ type Memory struct {
 // unknownMemory is what to reckon with where the system says nothing.
 const unknownMemory = 2 << 30
 
-// Of is the memory that MAX_MEMORY gives this process, or without it what the system does.
-func Of(maxMemory string) (Memory, error) {
+// MemoryOf is the memory that MAX_MEMORY gives this process, or without it what the system does.
+func MemoryOf(maxMemory string) (Memory, error) {
 	if maxMemory == "" {
-		return own(os.ReadFile), nil
+		return ownMemory(os.ReadFile), nil
 	}
-	bytes, err := parse(maxMemory)
+	bytes, err := parseMemory(maxMemory)
 	return Memory{bytes, "MAX_MEMORY", true}, err
 }
 
-// own finds the least of what bounds this process.
-func own(read func(string) ([]byte, error)) Memory {
+// ownMemory finds the least of what bounds this process.
+func ownMemory(read func(string) ([]byte, error)) Memory {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
 		return Memory{limit, "GOMEMLIMIT", true}
 	}
