@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -152,4 +153,18 @@ func (d *decider) audit(clock ratelimit.Clock) {
 	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], at)
 	d.NodeLimiter = a
 	d.beside(a.Run)
+}
+
+// beside also does something for as long as the limiter runs.
+func (d *decider) beside(also func(context.Context)) {
+	run := d.run
+	d.run = func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		var all sync.WaitGroup
+		all.Go(func() { also(ctx) })
+		err := run(ctx)
+		cancel()
+		all.Wait()
+		return err
+	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -63,18 +62,4 @@ func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
 			}
 		})
 	})
-}
-
-// beside also does something for as long as the limiter runs.
-func (d *decider) beside(also func(context.Context)) {
-	run := d.run
-	d.run = func(ctx context.Context) error {
-		ctx, cancel := context.WithCancel(ctx)
-		var all sync.WaitGroup
-		all.Go(func() { also(ctx) })
-		err := run(ctx)
-		cancel()
-		all.Wait()
-		return err
-	}
 }

@@ -143,6 +143,15 @@ func (s *flags) validate() error {
 	return errors.Join(append(errs, badHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
 }
 
+// tags are those of EXTRA_TAGS: k:v,k2:v2.
+func (s *flags) tags() (map[string]string, error) {
+	tags, err := parsePairs(s.ExtraTags, ":")
+	if err != nil {
+		return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %w", s.ExtraTags, err)
+	}
+	return tags, nil
+}
+
 const memcache = "memcache" // a value of BACKEND_TYPE
 
 // validateBackend refuses memcached: there is no ledger in it, and nodes that each

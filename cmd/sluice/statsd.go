@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -43,15 +42,6 @@ func (s *flags) latencyUnit() metrics.LatencyUnit {
 		return metrics.InMilliseconds
 	}
 	return metrics.InSeconds
-}
-
-// tags are those of EXTRA_TAGS: k:v,k2:v2.
-func (s *flags) tags() (map[string]string, error) {
-	tags, err := parsePairs(s.ExtraTags, ":")
-	if err != nil {
-		return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %w", s.ExtraTags, err)
-	}
-	return tags, nil
 }
 
 // async runs f; the channel is closed when it has ended.
