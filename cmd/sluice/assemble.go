@@ -95,7 +95,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.NodeLimiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Region: c.Ring.Region, Seat: p.seat, Ring: ring, Budgets: budgets.All(),
-		Safety: p.safety, StoreNow: p.now, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
+		Safety: p.safety, StoreNow: p.now, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
 	if c.TLS.Use {

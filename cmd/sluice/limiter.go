@@ -32,12 +32,10 @@ type decider struct {
 	ping func(context.Context) error
 	// ready reports whether the first request would be answered by the store.
 	ready func() bool
-	// safety is how the store keeps its data; nil: there is none. refused counts its
-	// connections that were closed.
-	safety  func() metrics.StoreSafety
-	now     func() metrics.StoreNow // nil: there is none
-	refused atomic.Uint64
-	pool    *metrics.Pool // connections to Redis; nil: there is none
+	// safety is how the store keeps its data; nil: there is none.
+	safety func() metrics.StoreSafety
+	now    func() metrics.StoreNow // nil: there is none
+	pool   *metrics.Pool           // connections to Redis; nil: there is none
 
 	shared    store.Store   // of all limits; nil: there is none
 	record    *audit.Record // of audited rules; nil: there is none
@@ -78,12 +76,10 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		}, nil
 	}
 	d := new(decider)
-	options := store.Options{Flags: c.Store, Log: log, Refused: &d.refused}
 	if c.Store.OnRedis() {
 		d.pool = new(metrics.Pool)
-		options.Pool = d.pool
 	}
-	opened, err := store.Open(options)
+	opened, err := store.Open(store.Options{Flags: c.Store, Log: log, Pool: d.pool})
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func openRedis(o *Options) (Store, error) {
 	if o.Log != nil {
 		redis.SetLogger(redisLog{o.Log})
 	}
-	options, err := f.options(o.Pool, o.Refused)
+	options, err := f.options(o.Pool)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -55,7 +54,7 @@ func (f *Redis) setting(name string) string {
 }
 
 // options are a client's, whose connections dial makes.
-func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.UniversalOptions, error) {
+func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
 		DialTimeout: f.Timeout, DialerRetries: 1, MinIdleConns: min(f.PoolSize, 4), ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
@@ -92,7 +91,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 		return nil, err
 	}
 	// With a dialer of its own the client leaves TLS to it.
-	o.Dialer = bounded(redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}), pool, refused)
+	o.Dialer = bounded(redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}), pool)
 	return o, f.checkAddresses(o.Addrs)
 }
 
