@@ -53,7 +53,7 @@ const (
 // NewEvent makes the event of a message and its answer.
 func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
-		Rule: r.Domain + "." + r.Path, Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
+		Rule: r.FullName(), Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
 		Algorithm: c.Limit.Algorithm.String(), Fence: g.Fence, Total: g.Total, Granted: g.Granted,
 		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
 		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut(c),
@@ -79,7 +79,7 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 // newDecided makes the event of a holder's decisions in a window, without any yet.
 func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
 	e := Event{
-		Kind: WasDecided, Rule: r.Domain + "." + r.Path, Key: account, Holder: holder, Window: w,
+		Kind: WasDecided, Rule: r.FullName(), Key: account, Holder: holder, Window: w,
 		Algorithm: r.Limit.Algorithm.String(), Limit: r.Limit.Capacity(),
 		Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
 	}

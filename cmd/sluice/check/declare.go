@@ -109,7 +109,7 @@ func (d declaration) table() string {
 	rows := [][]string{head}
 	byRisk := func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) }
 	for _, r := range slices.SortedStableFunc(slices.Values(d.rules), byRisk) {
-		rows = append(rows, append([]string{r.Domain + "." + r.Path}, d.cells(r)...))
+		rows = append(rows, append([]string{r.FullName()}, d.cells(r)...))
 	}
 	if text := aligned(rows); widest(text) <= screen {
 		return text
@@ -278,7 +278,7 @@ func (d declaration) holds() (lines []string) {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, d.heldOver(r, &b))
+		text := fmt.Sprintf("%s: hold %s. Over-admission: %s", r.FullName(), b.Hold, d.heldOver(r, &b))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."
@@ -296,7 +296,7 @@ const cutsShown = 3
 func (d declaration) billing() (lines []string) {
 	for _, r := range d.rules {
 		if !r.Unlimited && r.Limit.Calendar != 0 {
-			lines = append(lines, r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
+			lines = append(lines, r.FullName()+": "+strings.Join(nextMonths(r, d.now), ", "))
 		}
 	}
 	return lines
@@ -326,7 +326,7 @@ func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
 		if whose[text] == nil {
 			texts = append(texts, text)
 		}
-		whose[text] = append(whose[text], r.Domain+"."+r.Path)
+		whose[text] = append(whose[text], r.FullName())
 	}
 	for _, text := range texts {
 		if text == "" {

@@ -1,7 +1,6 @@
 package debugport
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -115,7 +114,7 @@ func (c *adminDrop) Run(s cli.Streams) error {
 }
 
 func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
-	err = (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer)
+	err = (port{address, c.Token}).call(http.MethodPost, path+c.query(), nil, &answer)
 	if err == nil {
 		_, err = fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
 	}

@@ -2,7 +2,6 @@ package debugport
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,7 +33,7 @@ func (*Explain) Help() string {
 // Run prints the explanation.
 func (c *Explain) Run(s cli.Streams) error {
 	var answer json.RawMessage
-	if err := (port{address: c.Debug}).call(context.Background(), http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {
+	if err := (port{address: c.Debug}).call(http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {
 		return err
 	}
 	if c.JSON {

@@ -2,7 +2,6 @@ package debugport
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -50,7 +49,7 @@ func (d *descriptorArgs) path() string {
 
 // call requests a path of the node.
 func (f *limitFlags) call(method, path string, body, into any, headers ...string) error {
-	return port{f.Debug, f.Token}.call(context.Background(), method, path, body, into, headers...)
+	return port{f.Debug, f.Token}.call(method, path, body, into, headers...)
 }
 
 type limitSet struct {
