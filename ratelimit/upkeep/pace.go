@@ -1,4 +1,4 @@
-// Package upkeep is what a process does again and again while it serves: on a ticker ([Every]), in a log ([Seldom],
+// Package upkeep is what a process does again and again while it serves: with pauses ([Every], [Sleep]), in a log ([Seldom],
 // [ByKind]), and with files that change ([FileValue]).
 package upkeep
 
@@ -69,5 +69,13 @@ func Every(ctx context.Context, d time.Duration, f func()) {
 		case <-t.C:
 			f()
 		}
+	}
+}
+
+// Sleep waits for d, or until ctx is done.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }

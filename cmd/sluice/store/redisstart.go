@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // startup holds a client back until its Redis has answered for the first time, and
@@ -80,13 +81,12 @@ func (f *Redis) insist(ctx context.Context, try func(context.Context) error, fai
 		if ctx.Err() == nil {
 			failed(err)
 		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), ErrStartup) {
-				return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
-			}
+		upkeep.Sleep(ctx, askEvery)
+		if errors.Is(context.Cause(ctx), ErrStartup) {
+			return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
+		}
+		if ctx.Err() != nil {
 			return nil
-		case <-time.After(askEvery):
 		}
 	}
 }
