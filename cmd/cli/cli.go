@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
 )
@@ -35,6 +36,9 @@ func Terminal(w io.Writer) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
+
+// Columns aligns cells that end with tabs. Flush writes them.
+func Columns(out io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(out, 0, 0, 2, ' ', 0) }
 
 // JSON writes v for programs, on several lines.
 func (s Streams) JSON(v any) error {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
@@ -91,7 +90,7 @@ func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) (err error) {
 
 // printWindows prints the usage of each window, and the causes of usage beyond its limit.
 func printWindows(out io.Writer, windows []*audit.Window) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tADMITTED\tREFUSED\tREFUSED BUT CHARGED\tCHARGED AT MOST\t"+
 		"CHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\t")
 	var debt ratelimit.Tokens

@@ -158,7 +158,7 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	return declaration{c, slices.Concat(r.rules.All(), r.overridden), time.Now()}.write(s.Out)
+	return declaration{Command: c, rules: slices.Concat(r.rules.All(), r.overridden), now: time.Now()}.write(s.Out)
 }
 
 func (c *Command) storage() ratelimit.Storage {

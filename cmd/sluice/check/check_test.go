@@ -306,7 +306,7 @@ func TestCheckSaysWhenMonthsBegin(t *testing.T) {
 		t.Fatal(err, r.problems)
 	}
 	var out strings.Builder
-	d := declaration{&Command{Nodes: 3, NoStore: true}, r.rules.All(), time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
+	d := declaration{Command: &Command{Nodes: 3, NoStore: true}, rules: r.rules.All(), now: time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
 	if err := d.write(&out); err != nil {
 		t.Fatal(err)
 	}

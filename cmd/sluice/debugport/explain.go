@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
@@ -48,7 +47,7 @@ func (c *Explain) Run(s cli.Streams) error {
 }
 
 func printExplanation(out io.Writer, e *console.Explanation) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	if e.Trouble != "" {
 		row("store trouble", "%s", e.Trouble)
