@@ -57,8 +57,9 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		}
 	}
 	d.NodeLimiter = newByMode(d.NodeLimiter, d.ring, d.slots)
-	d.audit(clock)
-	d.override(limits, rules, clock, log)
+	here := wallTimes(clock)
+	d.audit(here)
+	d.override(limits, rules, here, clock, log)
 	return d, nil
 }
 
@@ -140,15 +141,21 @@ func seatNote(seat func() (int, bool)) func() string {
 }
 
 // audit has the decisions of the limiter recorded, if there is a record.
-func (d *decider) audit(clock ratelimit.Clock) {
+func (d *decider) audit(here wallTime) {
 	if d.record == nil {
 		return
 	}
-	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
-	at := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
-	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], at)
+	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], here)
 	d.NodeLimiter = a
 	d.beside(a.Run)
+}
+
+// wallTime is this node's time at an instant, without corrections since its start.
+type wallTime = func(ratelimit.Instant) ratelimit.LedgerTime
+
+func wallTimes(clock ratelimit.Clock) wallTime {
+	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
+	return func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
 }
 
 // beside also does something for as long as the limiter runs.

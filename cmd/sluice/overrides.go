@@ -13,17 +13,15 @@ import (
 )
 
 // override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers.
-func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
-	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
-	here := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
-	at := here
+func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, clock ratelimit.Clock, log *slog.Logger) {
+	start, at := clock(), here
 	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
 	if d.shared == nil {
 		d.beside(func(ctx context.Context) {
 			upkeep.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
 		})
 	} else {
-		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
+		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))
 		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
 		d.overrides.Keeper = node
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
