@@ -34,7 +34,9 @@ const mostRules = 10_000
 type scratch struct{ asks []ratelimit.Ask }
 
 // NewLimiter makes a limiter over a base.
-func NewLimiter(base ratelimit.NodeLimiter, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime) *Limiter {
+func NewLimiter(
+	base ratelimit.NodeLimiter, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime,
+) *Limiter {
 	l := &Limiter{NodeLimiter: base, table: t, time: time}
 	l.pool.New = func() any { return new(scratch) }
 	return l

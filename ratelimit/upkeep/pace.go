@@ -1,5 +1,5 @@
-// Package upkeep is what a process does again and again while it serves: with pauses ([Every], [Sleep]), in a log ([Seldom],
-// [ByKind]), and with files that change ([FileValue]).
+// Package upkeep is what a process does again and again while it serves: with pauses ([Every], [Sleep]), in a log
+// ([Seldom], [ByKind]), and with files that change ([FileValue]).
 package upkeep
 
 import (
@@ -24,10 +24,12 @@ func Seldom(d time.Duration, f func(error)) func(error) {
 // kinds bounds the kinds with a count of their own.
 const kinds = 16
 
-// ByKind calls f with the first error of a kind, and with a later one when d has passed since the last call for that kind.
-// count is the number of errors of the kind since then, this one included. The returned function is safe for concurrent
-// use. The first [kinds] kinds have counts of their own, and all others share one.
-func ByKind(clock func() time.Time, d time.Duration, kind func(error) string, f func(err error, count int)) func(error) {
+// ByKind calls f with the first error of a kind, and with a later one when d has passed since the last call for that
+// kind. count is the number of errors of the kind since then, this one included. The returned function is safe for
+// concurrent use. The first [kinds] kinds have counts of their own, and all others share one.
+func ByKind(
+	clock func() time.Time, d time.Duration, kind func(error) string, f func(err error, count int),
+) func(error) {
 	type state struct {
 		next  time.Time
 		count int
