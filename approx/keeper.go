@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // SeatTTL is how long a seat is held without renewal. It is renewed at half.
@@ -90,15 +91,8 @@ func (k *Keeper) Seat() (seat int, wanted bool) {
 
 // Run keeps a seat until ctx is done, while the plan that wanted returns has rules that drift. It blocks.
 func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
-	tick := time.NewTicker(SeatTTL / 20)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		k.keep(ctx, wanted())
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
-		}
-	}
+	k.keep(ctx, wanted())
+	upkeep.Every(ctx, SeatTTL/20, func() { k.keep(ctx, wanted()) })
 }
 
 // keep applies if it is time to.

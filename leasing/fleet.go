@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Short names of the domain's types, for this package.
@@ -165,15 +166,7 @@ func (f *Fleet) Run(ctx context.Context) {
 	if s, ok := f.ledger.(server); ok {
 		all.Go(func() { f.attend(ctx, s) })
 	}
-	tick := time.NewTicker(SweepEvery)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-tick.C:
-			f.sweep(f.clock())
-		case <-ctx.Done():
-		}
-	}
+	upkeep.Every(ctx, SweepEvery, func() { f.sweep(f.clock()) })
 	f.leave()
 	f.ended.Store(true)
 	for i := range f.lanes {

@@ -87,7 +87,7 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 			all.Add(n, rate, func() ratelimit.HotKey {
 				rule := k.rule()
 				return ratelimit.HotKey{
-					Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
+					Account: f.keyName(k.key()), Rule: rule.FullName(), PerSecond: rate,
 					Spent: k.Spent, Unspent: k.InHand(now), Limit: rule.Limit.Capacity(),
 				}
 			})

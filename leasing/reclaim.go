@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Crash reclaim. Leases of keys whose rules reclaim end with their node's registration: others take them back when that
@@ -241,20 +242,13 @@ func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 
 // reclaims takes back what ended nodes have in hand of accounts that are short, until ctx is done.
 func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
-	tick := time.NewTicker(beatEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	upkeep.Every(ctx, beatEvery, func() {
 		for _, of := range f.takeShort(f.clock()) {
 			if err := f.takeBack(ctx, s, of); err != nil && ctx.Err() == nil {
 				f.OnFailure(err)
 			}
 		}
-	}
+	})
 }
 
 // takeBack takes back what ended nodes have in hand of an account. It reads its holders before their registrations: one

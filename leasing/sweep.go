@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // sweepParts is the number of sweeps for a whole large table, so that no request waits for long.
@@ -307,23 +308,16 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 
 // beats reads the server's epoch, and prolongs its youth while this node has more to state.
 func (f *Fleet) beats(ctx context.Context, s server) {
-	tick := time.NewTicker(beatEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	upkeep.Every(ctx, beatEvery, func() {
 		if !f.Restating() {
 			f.Beat()
-			continue
+			return
 		}
 		bounded, cancel := context.WithTimeout(ctx, lane.TimeLimit)
+		defer cancel()
 		_, err := s.Prolong(bounded)
-		cancel()
 		if err != nil && ctx.Err() == nil {
 			f.OnFailure(err)
 		}
-	}
+	})
 }

@@ -97,12 +97,8 @@ func (c *RuleCounters) Add(o *RuleCounters) {
 	for i, to := range c.sums() {
 		to.Add(from[i].Load())
 	}
-	for i := range c.Sources {
-		c.Sources[i].Add(o.Sources[i].Load())
-	}
-	for i := range c.Fallbacks {
-		c.Fallbacks[i].Add(o.Fallbacks[i].Load())
-	}
+	addAll(c.Sources[:], o.Sources[:])
+	addAll(c.Fallbacks[:], o.Fallbacks[:])
 	c.Drifting.Add(o.Drifting.Load())
 	c.Leased.Add(o.Leased.Load())
 	c.Used.add(&o.Used)
@@ -110,6 +106,13 @@ func (c *RuleCounters) Add(o *RuleCounters) {
 	c.Alone.add(&o.Alone)
 	if h := o.Held(); h != nil {
 		c.Holds().add(h)
+	}
+}
+
+// addAll adds counters to others of the same number.
+func addAll(to, from []atomic.Uint64) {
+	for i := range to {
+		to[i].Add(from[i].Load())
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // coordinationField is a field as a text: set reads what get says.
@@ -121,17 +120,3 @@ func (c *Coordination) Set(field, text string) error {
 }
 
 func (t Tokens) text() string { return strconv.FormatInt(int64(t), 10) }
-
-// durationText is a duration without the zeros that time.Duration writes: 1h, not
-// 1h0m0s.
-func durationText(d time.Duration) string {
-	switch {
-	case d == 0:
-		return "0s"
-	case d%time.Hour == 0:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	case d%time.Minute == 0:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	}
-	return d.String()
-}

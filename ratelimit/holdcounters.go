@@ -83,12 +83,8 @@ func (c *HoldCounters) add(o *HoldCounters) {
 	for i, to := range c.sums() {
 		to.Add(from[i].Load())
 	}
-	for i := range c.Results {
-		c.Results[i].Add(o.Results[i].Load())
-	}
-	for i := range c.Ratios {
-		c.Ratios[i].Add(o.Ratios[i].Load())
-	}
+	addAll(c.Results[:], o.Results[:])
+	addAll(c.Ratios[:], o.Ratios[:])
 }
 
 func (c *HoldCounters) sums() [8]*atomic.Uint64 {

@@ -85,3 +85,12 @@ type Inspector interface {
 	// they report no earlier refusals, and after it, so that they ask again.
 	Reset(ctx context.Context, now Instant, a *Ask) error
 }
+
+// NodeLimiter is the Limiter of a node, or a part of it. Stats has the counts since its start. SyncClock has windows
+// follow corrections of the system's clock.
+type NodeLimiter interface {
+	Limiter
+	Inspector
+	Stats() LimiterStats
+	SyncClock(now Instant, wall time.Time)
+}

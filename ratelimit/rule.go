@@ -29,6 +29,9 @@ type Rule struct {
 	MetricNames MetricNaming
 }
 
+// FullName is the domain and the path, as in "edge.tier_gold.api_key".
+func (r *Rule) FullName() string { return r.Domain + "." + r.Path }
+
 // MetricNaming says which of the request's values a rule's statistics name.
 type MetricNaming struct {
 	Detailed bool   // detailed_metric: all of them

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"sync/atomic"
 	"time"
 )
@@ -87,4 +88,18 @@ func (c *clock) check(r time.Duration) {
 			return
 		}
 	}
+}
+
+// durationText is a duration without the zeros that time.Duration writes: 1h, not
+// 1h0m0s.
+func durationText(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "0s"
+	case d%time.Hour == 0:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d%time.Minute == 0:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return d.String()
 }

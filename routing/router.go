@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides. Without a store, accounts move for
@@ -90,23 +91,18 @@ func (r *Router) loop(ctx context.Context) {
 // find looks for the nodes that there may be. It may wait for a name server;
 // the loop may not.
 func (r *Router) find(ctx context.Context) {
-	tick := time.NewTicker(findEvery)
-	defer tick.Stop()
-	for {
+	look := func() {
 		// A name server that does not answer must not keep this node from the next look for longer.
 		bounded, cancel := context.WithTimeout(ctx, findEvery)
+		defer cancel()
 		addrs, err := r.options.Discovery.Find(bounded)
-		cancel()
 		r.report("", err)
 		// After an error, too, it has looked: a node whose name server is away at the start joins
 		// with whom it has met by then.
 		r.discovered(r.clock(), r.usable(addrs))
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
+	look()
+	upkeep.Every(ctx, findEvery, look)
 }
 
 // usable are the addresses that can be dialled, and at most as many as there may be nodes: a server that

@@ -1,4 +1,4 @@
-// Package sluicetest runs measurements as people do, for their tests.
+// Package sluicetest runs command lines and measurements as people do, for their tests.
 package sluicetest
 
 import (

@@ -11,8 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -22,6 +21,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // assembled are what a node is made of.
@@ -91,11 +91,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	}
 	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, desk
-	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
+	svc := rls.New(p.store.Rules, p.NodeLimiter, p.clock, time.Now, p.latency, options, log)
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.NodeLimiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Region: c.Ring.Region, Seat: p.seat, Ring: ring, Budgets: budgets.All(),
-		Safety: p.safety, StoreNow: p.now, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
+		Safety: p.safety, StoreNow: p.now, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
 	if c.TLS.Use {
@@ -107,7 +107,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
+		Metrics: p.shown, Inspector: p.NodeLimiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
 		Quotas: quotas, History: console.NewHistory(p.shown, p.latency, p.who.all), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock), budgets, gate)
@@ -115,7 +115,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 }
 
 // open opens the ports of the parts.
-func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets sizing.Budgets, gate *shed.Gate) (*server.Server, error) {
+func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets settings.Budgets, gate *shed.Gate) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -150,7 +150,7 @@ func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	d = new(holds.Desk)
 	switch name, file := c.Holds.file(); {
 	case file:
-		c.Holds.read = &reread.Value[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
+		c.Holds.read = &upkeep.FileValue[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
 		if err := c.Holds.read.Load(time.Now()); err != nil {
 			return nil, nil, err
 		}

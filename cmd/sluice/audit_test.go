@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -40,6 +41,44 @@ func replayed(args ...string) map[string]audit.Window {
 		all[strings.TrimPrefix(w.Rule, "d.")] = w.Window
 	}
 	return all
+}
+
+// granted is a line of AUDIT_FILE: a holder is granted more of a limit of 100 until the year 2100.
+func granted(t *testing.T, holder string, more, sum int64) string {
+	t.Helper()
+	line, err := json.Marshal(map[string]any{
+		"kind": audit.WasGrant, "rule": "d.k", "key": "year|d|k=x", "holder": holder, "at_us": sum, "window": 1, "ends_us": int64(4e15),
+		"fence": sum, "total": more, "granted": more, "need": more, "limit": 100, "sum": sum,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(line) + "\n"
+}
+
+// A window whose grants exceed the limit fails the audit of the files of all nodes, and is shown as broken.
+func TestAuditFindsABrokenLimit(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	one, two, bad := file("one", "cut off\n"+granted(t, "a", 100, 100)), file("two", granted(t, "b", 7, 107)), file("bad", "{}\n")
+	if code, out, errs := runLine("audit", one); code != 0 || !strings.Contains(out, "held") || !strings.Contains(errs, one+":1 is not an event") {
+		t.Errorf("of one file: %d %s\n%s", code, errs, out)
+	}
+	if code, out, errs := runLine("audit", one, two); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 1 windows") {
+		t.Errorf("of both files: %d %s\n%s", code, errs, out)
+	}
+	if code, _, errs := runLine("audit", "--rule=none", one); code != 1 || !strings.Contains(errs, `--rule "none" and --key "" leave out its 1 events`) {
+		t.Errorf("of a rule that is not on record: %d %s", code, errs)
+	}
+	if code, _, errs := runLine("audit", bad); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE") {
+		t.Errorf("of another file: %d %s", code, errs)
+	}
 }
 
 // 50 clients peek, and charge 5,000 of 10,000 when they are done. The record says how much was used, how much of it

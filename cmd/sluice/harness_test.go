@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // The tests run the real binary: this one, called as sluice. Most of them wait for processes more than they compute, so
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 
 // runLine runs one command line in this process.
 func runLine(args ...string) (code int, out, errs string) {
-	return clitest.Run(new(commands), args, programOptions()...)
+	return sluicetest.Run(new(commands), args, programOptions()...)
 }
 
 // sluice is a running process. Its ports are free ones.

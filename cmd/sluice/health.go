@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // healthy reports whether the node can answer.
@@ -34,13 +34,13 @@ func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool, ope
 		}
 	}
 	look()
-	pace.Every(ctx, 20*time.Millisecond, look)
+	upkeep.Every(ctx, 20*time.Millisecond, look)
 }
 
 // watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION.
 func watchStore(ctx context.Context, v *server.Server, healthy func() bool, ping func(context.Context) error, log *slog.Logger) {
 	up := true
-	pace.Every(ctx, 250*time.Millisecond, func() {
+	upkeep.Every(ctx, 250*time.Millisecond, func() {
 		bounded, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err := ping(bounded)

@@ -9,15 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string                   `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Keys of holds, separated by commas, the same at all nodes; or the file with them, which is read again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
-	read *reread.Value[time.Time] // when the file was read last; nil: there is none
+	Keys string                       `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Keys of holds, separated by commas, the same at all nodes; or the file with them, which is read again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
+	read *upkeep.FileValue[time.Time] // when the file was read last; nil: there is none
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
@@ -44,10 +43,10 @@ func (f *holdFlags) follow(ctx context.Context, log *slog.Logger) {
 	if f.read == nil {
 		return
 	}
-	f.read.Failed = pace.Seldom(time.Minute, func(err error) {
+	f.read.Failed = upkeep.Seldom(time.Minute, func(err error) {
 		log.Error("the new keys of holds are bad: the previous keys stay in use", "error", err)
 	})
-	pace.Every(ctx, time.Second, func() {
+	upkeep.Every(ctx, time.Second, func() {
 		if now := time.Now(); f.read.Get(now).Equal(now) {
 			log.Info("the keys of holds were read again", "file", f.read.Files[0])
 		}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // listening answers each connection with this, until the test ends.
@@ -47,9 +47,9 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 		"sentinel": {URL: "m," + addr, Type: "SENTINEL"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var refused atomic.Uint64
+			var pool metrics.Pool
 			flags.PoolSize, flags.Timeout = 2, time.Second
-			there, err := store.Open(store.Options{Flags: store.Flags{Redis: flags}, Refused: &refused})
+			there, err := store.Open(store.Options{Flags: store.Flags{Redis: flags}, Pool: &pool})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 				advice = there.Advise(err)
 				cancel()
 			})
-			if refused.Load() == 0 {
+			if pool.Refused.Load() == 0 {
 				t.Error("no connection was refused")
 			} else if name == "single" && !strings.Contains(advice, "more than 4194304 bytes") {
 				t.Errorf("the advice is %q", advice)

@@ -3,12 +3,13 @@ package main
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
-	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -20,7 +21,7 @@ import (
 
 // decider is a limiter and what belongs to it.
 type decider struct {
-	limiter
+	ratelimit.NodeLimiter
 	ring  *routing.Router    // nil: there is none
 	slots *slots.Limiter     // concurrency limits in the store; nil: there is no store
 	seat  func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
@@ -31,15 +32,13 @@ type decider struct {
 	ping func(context.Context) error
 	// ready reports whether the first request would be answered by the store.
 	ready func() bool
-	// safety is how the store keeps its data; nil: there is none. refused counts its
-	// connections that were closed.
-	safety  func() metrics.StoreSafety
-	now     func() metrics.StoreNow // nil: there is none
-	refused atomic.Uint64
-	pool    *metrics.Pool // connections to Redis; nil: there is none
+	// safety is how the store keeps its data; nil: there is none.
+	safety func() metrics.StoreSafety
+	now    func() metrics.StoreNow // nil: there is none
+	pool   *metrics.Pool           // connections to Redis; nil: there is none
 
-	shared    store.Store    // of all limits; nil: there is none
-	record    *record.Record // of audited rules; nil: there is none
+	shared    store.Store   // of all limits; nil: there is none
+	record    *audit.Record // of audited rules; nil: there is none
 	overrides *overrides.Book
 }
 
@@ -52,14 +51,15 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	}
 	limits := overrides.NewTable()
 	if c.Ring.Peers != "" {
-		d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), limits, d.run, clock, log)
+		d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.NodeLimiter, nil, d.slots), limits, d.run, clock, log)
 		if err != nil {
 			return nil, err
 		}
 	}
-	d.limiter = newByMode(d.limiter, d.ring, d.slots)
-	d.audit(clock)
-	d.override(limits, rules, clock, log)
+	d.NodeLimiter = newByMode(d.NodeLimiter, d.ring, d.slots)
+	here := wallTimes(clock)
+	d.audit(here)
+	d.override(limits, rules, here, clock, log)
 	return d, nil
 }
 
@@ -67,8 +67,9 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
 	if !c.Store.Shared() {
 		return &decider{
-			limiter: local.New(c.MaxKeys, clock(), time.Now()),
-			ping:    func(context.Context) error { return nil }, ready: func() bool { return true },
+			NodeLimiter: local.New(c.MaxKeys, clock(), time.Now()),
+			ping:        func(context.Context) error { return nil },
+			ready:       func() bool { return true },
 			run: func(ctx context.Context) error {
 				<-ctx.Done()
 				return nil
@@ -76,16 +77,14 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		}, nil
 	}
 	d := new(decider)
-	options := store.Options{Flags: c.Store, Log: log, Refused: &d.refused}
 	if c.Store.OnRedis() {
 		d.pool = new(metrics.Pool)
-		options.Pool = d.pool
 	}
-	opened, err := store.Open(options)
+	opened, err := store.Open(store.Options{Flags: c.Store, Log: log, Pool: d.pool})
 	if err != nil {
 		return nil, err
 	}
-	events, err := record.Open(c.AuditFile, log)
+	events, err := audit.OpenRecord(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +96,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	if events != nil {
 		s.OnAudit = events.Answer
 	}
-	d.limiter = s.Fleet
+	d.NodeLimiter = s.Fleet
 	d.slots = s.slots
 	d.shared = opened
 	d.record = events
@@ -138,5 +137,37 @@ func seatNote(seat func() (int, bool)) func() string {
 			return ""
 		}
 		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
+	}
+}
+
+// audit has the decisions of the limiter recorded, if there is a record.
+func (d *decider) audit(here wallTime) {
+	if d.record == nil {
+		return
+	}
+	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], here)
+	d.NodeLimiter = a
+	d.beside(a.Run)
+}
+
+// wallTime is this node's time at an instant, without corrections since its start.
+type wallTime = func(ratelimit.Instant) ratelimit.LedgerTime
+
+func wallTimes(clock ratelimit.Clock) wallTime {
+	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
+	return func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
+}
+
+// beside also does something for as long as the limiter runs.
+func (d *decider) beside(also func(context.Context)) {
+	run := d.run
+	d.run = func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		var all sync.WaitGroup
+		all.Go(func() { also(ctx) })
+		err := run(ctx)
+		cancel()
+		all.Wait()
+		return err
 	}
 }

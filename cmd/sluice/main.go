@@ -14,10 +14,9 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/check"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
-	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -31,7 +30,7 @@ type commands struct {
 	Top        debugport.Top      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
 	Admin      debugport.Admin    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
 	Limit      debugport.Limit    `cmd:"" help:"Override limits of keys at run time, with their ADMIN_TOKEN."`
-	Audit      record.Command     `cmd:"" help:"Check by the record of audited rules that limits held."`
+	Audit      auditCmd           `cmd:"" help:"Check by the record of audited rules that limits held."`
 	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
 	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`
 	Words      completionWordsCmd `cmd:"" name:"completion-words" hidden:"" help:"Print the words that may follow those of a command line."`

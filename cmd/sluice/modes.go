@@ -41,12 +41,14 @@ func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
 type byMode struct {
 	split
 	ratelimit.Inspector // of the base
-	base                limiter
+	base                ratelimit.NodeLimiter
 	ring                *routing.Router // nil: there is none
 	slots               *slots.Limiter  // nil: there is no store
 }
 
-func newByMode(ledger limiter, ring *routing.Router, slots *slots.Limiter) limiter {
+func newByMode(
+	ledger ratelimit.NodeLimiter, ring *routing.Router, slots *slots.Limiter,
+) ratelimit.NodeLimiter {
 	m := &byMode{Inspector: ledger, base: ledger, ring: ring, slots: slots}
 	m.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
 	m.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
@@ -109,7 +111,7 @@ func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.
 	return m.base.Reset(ctx, now, a)
 }
 
-// SyncClock implements limiter. The ring has budgets of its own for outages.
+// SyncClock implements [ratelimit.NodeLimiter]. The ring has budgets of its own for outages.
 func (m *byMode) SyncClock(now ratelimit.Instant, wall time.Time) {
 	m.base.SyncClock(now, wall)
 	if m.ring != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // registry is who else there is, for people: nodes that share a store say so
@@ -85,10 +86,7 @@ func (r *registry) run(ctx context.Context, name string, now func(*registration)
 		if text, err := json.Marshal(me); err == nil {
 			r.register(ctx, name, string(text))
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		upkeep.Sleep(ctx, pause)
 		if n >= 1 {
 			pause = r.pause()
 		}

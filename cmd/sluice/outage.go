@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // outageWatch logs late replies of the store, a full key table, and the ends of outages.
@@ -41,7 +41,7 @@ func (c *sometimes) grew(n uint64) (more uint64) {
 }
 
 func (w *outageWatch) run(ctx context.Context) {
-	pace.Every(ctx, time.Second, func() { w.look(w.stats(), w.young()) })
+	upkeep.Every(ctx, time.Second, func() { w.look(w.stats(), w.young()) })
 }
 
 // look records how the store is now.

@@ -3,49 +3,34 @@ package main
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
 	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// overridden is a limiter whose rules take overrides.
-type overridden struct {
-	*overrides.Limiter
-	base limiter
-}
-
-// Stats implements limiter.
-func (o *overridden) Stats() ratelimit.LimiterStats { return o.base.Stats() }
-
-// SyncClock implements limiter.
-func (o *overridden) SyncClock(now ratelimit.Instant, wall time.Time) { o.base.SyncClock(now, wall) }
-
 // override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers.
-func (d *decider) override(t *table.Table, rules *config.Store, clock ratelimit.Clock, log *slog.Logger) {
-	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
-	here := func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
-	at := here
+func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, clock ratelimit.Clock, log *slog.Logger) {
+	start, at := clock(), here
 	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
 	if d.shared == nil {
 		d.beside(func(ctx context.Context) {
-			pace.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
+			upkeep.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
 		})
 	} else {
-		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(began))
+		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))
 		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
 		d.overrides.Keeper = node
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
 	}
 	d.overrides.Now = func() ratelimit.LedgerTime { return at(clock()) }
-	d.limiter = &overridden{overrides.NewLimiter(d.limiter, t, at), d.limiter}
+	d.NodeLimiter = overrides.NewLimiter(d.NodeLimiter, t, at)
 	d.beside(func(ctx context.Context) {
 		last := rules.Rules()
-		pace.Every(ctx, time.Second, func() {
+		upkeep.Every(ctx, time.Second, func() {
 			if is := rules.Rules(); is != last {
 				last = is
 				warnOfLifted(is, d.overrides, log)
@@ -65,7 +50,7 @@ func warnOfLifted(rules *config.Rules, book *overrides.Book, log *slog.Logger) {
 func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
 	ready := d.ready
 	d.ready = func() bool { return ready() && (node.Ready() || late()) }
-	failed := pace.Seldom(time.Minute, func(err error) {
+	failed := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("the store does not answer reads of overrides: this node applies those that it has", "error", err)
 	})
 	d.beside(func(ctx context.Context) {
@@ -75,18 +60,4 @@ func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
 			}
 		})
 	})
-}
-
-// beside also does something for as long as the limiter runs.
-func (d *decider) beside(also func(context.Context)) {
-	run := d.run
-	d.run = func(ctx context.Context) error {
-		ctx, cancel := context.WithCancel(ctx)
-		var all sync.WaitGroup
-		all.Go(func() { also(ctx) })
-		err := run(ctx)
-		cancel()
-		all.Wait()
-		return err
-	}
 }

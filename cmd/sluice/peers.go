@@ -15,12 +15,10 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -60,8 +58,8 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	case f.TLSCert == "" || f.TLSKey == "" || f.TLSCA == "":
 		return o, nil, errors.New("PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT must be set together")
 	}
-	shown := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "PEER_TLS_"}
-	files := &reread.Value[*tls.Config]{Files: []string{f.TLSCert, f.TLSKey, f.TLSCA}, Failed: clienttls.Bad(log), Read: func(now time.Time) (*tls.Config, error) {
+	shown := settings.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "PEER_TLS_"}
+	files := &upkeep.FileValue[*tls.Config]{Files: []string{f.TLSCert, f.TLSKey, f.TLSCA}, Failed: settings.BadCertificate(log), Read: func(now time.Time) (*tls.Config, error) {
 		return eitherSide(shown, now, tls.VersionTLS13, f.TLSCA, "PEER_TLS_CACERT")
 	}}
 	if err := files.Load(time.Now()); err != nil {
@@ -75,7 +73,7 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 // peerTLS dials by the files as they are then.
 type peerTLS struct {
 	credentials.TransportCredentials // for all else
-	files                            *reread.Value[*tls.Config]
+	files                            *upkeep.FileValue[*tls.Config]
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
@@ -104,7 +102,7 @@ func (f *peerFlags) listens() string {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *sizing.Caps, base limiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *settings.Caps, base ratelimit.NodeLimiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options(log)
 	if err != nil {
 		return nil, nil, err
@@ -142,11 +140,11 @@ func (f *peerFlags) route(bounds *sizing.Caps, base limiter, shared *table.Table
 // peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics
 // count all.
 func peerLog(log *slog.Logger) func(addr string, err error) {
-	complain := pace.Seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
-	stranger := pace.Seldom(5*time.Second, func(err error) {
+	complain := upkeep.Seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
+	stranger := upkeep.Seldom(5*time.Second, func(err error) {
 		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
-	lost := pace.Seldom(5*time.Second, func(err error) {
+	lost := upkeep.Seldom(5*time.Second, func(err error) {
 		log.Warn("peers are not found: a node that sees no peers answers for all keys by itself", "error", err)
 	})
 	return func(addr string, err error) {

@@ -81,7 +81,7 @@ func (c *serveCmd) warn(rules *config.Rules, log *slog.Logger) {
 	} {
 		all := rules.All()
 		if i := slices.IndexFunc(all, func(r *ratelimit.Rule) bool { return has(&r.Coordination) }); i >= 0 {
-			log.Warn(what, "first", all[i].Domain+"."+all[i].Path, "mode", all[i].Coordination.Mode.String())
+			log.Warn(what, "first", all[i].FullName(), "mode", all[i].Coordination.Mode.String())
 		}
 	}
 }

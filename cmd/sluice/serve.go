@@ -14,15 +14,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -92,7 +91,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}
-	memory, err := sizing.Of(c.MaxMemory)
+	memory, err := settings.MemoryOf(c.MaxMemory)
 	if err != nil {
 		return cli.Wrong(err)
 	}
@@ -112,7 +111,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	}
 	defer p.spans.stop()
 	quotas := p.people.Quotas.Stats()
-	go sizing.EaseCollector(drain, quotas.Streams.Load, lookup)
+	go settings.EaseCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
 }
 
@@ -124,8 +123,8 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	defer rush()
 	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
-	go pace.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
-	go pace.Every(background, ratelimit.TurnEvery, p.shown.Turn)
+	go upkeep.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
+	go upkeep.Every(background, ratelimit.TurnEvery, p.shown.Turn)
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
@@ -133,7 +132,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	if c.Store.Redis.HealthCheck {
 		go watchStore(drain, p.server, healthy, p.ping, p.log)
 	} else if c.HealthyWithOne {
-		go pace.Every(drain, 250*time.Millisecond, func() { p.server.SetHealthy(healthy()) })
+		go upkeep.Every(drain, 250*time.Millisecond, func() { p.server.SetHealthy(healthy()) })
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)

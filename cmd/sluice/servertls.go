@@ -12,9 +12,9 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // tlsFlags say whether the gRPC port speaks TLS, and whom it answers. Names are
@@ -41,8 +41,8 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 	case f.ClientSAN != "" && f.ClientCA == "":
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
-	files := &reread.Value[*tls.Config]{
-		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second, Failed: clienttls.Bad(log),
+	files := &upkeep.FileValue[*tls.Config]{
+		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second, Failed: settings.BadCertificate(log),
 		Read: func(now time.Time) (*tls.Config, error) {
 			count.Attempts.Add(1)
 			c, err := f.read(now)
@@ -59,14 +59,14 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 }
 
 // serverConfig has each connection use the files as they are then.
-func serverConfig(least uint16, files *reread.Value[*tls.Config]) *tls.Config {
+func serverConfig(least uint16, files *upkeep.FileValue[*tls.Config]) *tls.Config {
 	return &tls.Config{MinVersion: least, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return files.Get(time.Now()), nil
 	}}
 }
 
 func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
-	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, Setting: "GRPC_SERVER_TLS_"}
+	own := settings.Certificate{Cert: f.Cert, Key: f.Key, Setting: "GRPC_SERVER_TLS_"}
 	c, err := eitherSide(own, now, tls.VersionTLS12, f.ClientCA, "GRPC_CLIENT_TLS_CACERT")
 	if want := f.ClientSAN; want != "" && err == nil {
 		c.VerifyConnection = func(s tls.ConnectionState) error {
@@ -78,7 +78,7 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 
 // eitherSide is for servers and clients. The file ca has the authorities of the other side's certificates; "" on a
 // server: clients show none.
-func eitherSide(own clienttls.Certificate, now time.Time, least uint16, ca, caSetting string) (*tls.Config, error) {
+func eitherSide(own settings.Certificate, now time.Time, least uint16, ca, caSetting string) (*tls.Config, error) {
 	pair, err := own.Read(now)
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func eitherSide(own clienttls.Certificate, now time.Time, least uint16, ca, caSe
 	if ca == "" {
 		return c, nil
 	}
-	c.ClientCAs, err = clienttls.Pool(ca)
+	c.ClientCAs, err = settings.CertPool(ca)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", caSetting, err)
 	}

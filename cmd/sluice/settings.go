@@ -14,7 +14,6 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -67,7 +66,7 @@ type flags struct {
 	Coordination settings.Coordination `embed:"" group:"coordination"`
 	Store        store.Flags           `embed:"" group:"store"`
 	Ring         peerFlags             `embed:"" group:"peers"`
-	caps         sizing.Caps           // derived from the memory, before all else
+	caps         settings.Caps         // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys. 0 derives it from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000. Without a store, further keys share accounts. With one, each node limits them alone."`
@@ -144,6 +143,15 @@ func (s *flags) validate() error {
 	return errors.Join(append(errs, badHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
 }
 
+// tags are those of EXTRA_TAGS: k:v,k2:v2.
+func (s *flags) tags() (map[string]string, error) {
+	tags, err := parsePairs(s.ExtraTags, ":")
+	if err != nil {
+		return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %w", s.ExtraTags, err)
+	}
+	return tags, nil
+}
+
 const memcache = "memcache" // a value of BACKEND_TYPE
 
 // validateBackend refuses memcached: there is no ledger in it, and nodes that each
@@ -163,7 +171,7 @@ func (s *flags) validateBackend() error {
 
 func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: sizing.RequestBytes, Budget: budget,
+		MaxRequestBytes: settings.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize), IETF: s.IETFHeaders,
 	}
@@ -175,12 +183,12 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 // graceTime is for calls in progress, after DRAIN_TIME.
 const graceTime = 10 * time.Second
 
-func (s *flags) serverOptions(b sizing.Budgets) server.Options {
+func (s *flags) serverOptions(b settings.Budgets) server.Options {
 	address := func(host string, port uint16) string { return net.JoinHostPort(bare(host), strconv.Itoa(int(port))) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
 		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.Transport(), Budget: b.GRPC, HTTPBudget: b.HTTP,
-		HTTPConnections: s.caps.HTTPConnections, DebugConnections: sizing.DebugConnections,
+		HTTPConnections: s.caps.HTTPConnections, DebugConnections: settings.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace

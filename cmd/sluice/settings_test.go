@@ -17,9 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -175,7 +174,7 @@ func TestHostsMayBeIPv6(t *testing.T) {
 		"::1": "[::1]:7", "[::1]": "[::1]:7", "::": "[::]:7", "127.0.0.1": "127.0.0.1:7", "localhost": "localhost:7", "": ":7",
 	} {
 		f := &flags{Host: host, Port: 7, GRPCHost: host, GRPCPort: 7, DebugHost: host, DebugPort: 7}
-		if o := f.serverOptions(sizing.Budgets{}); o.HTTP != want || o.GRPC != want || o.Debug != want {
+		if o := f.serverOptions(settings.Budgets{}); o.HTTP != want || o.GRPC != want || o.Debug != want {
 			t.Errorf("%q: HTTP on %q, gRPC on %q, debug on %q, want %q", host, o.HTTP, o.GRPC, o.Debug, want)
 		}
 	}
@@ -282,7 +281,7 @@ func TestClockOfANodeInARing(t *testing.T) {
 // Each command says what it is for, and has examples that are command lines of it.
 func TestEachCommandHasExamples(t *testing.T) {
 	t.Setenv("ADMIN_TOKEN", "x")
-	clitest.Examples(t, "sluice", new(commands), programOptions()...)
+	sluicetest.Examples(t, "sluice", new(commands), programOptions()...)
 }
 
 func TestVersion(t *testing.T) {

@@ -6,9 +6,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 )
 
 // settingsCmd has the flags of serve.
@@ -43,7 +42,7 @@ func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Value
 		write = func() error { return s.JSON(all) }
 	}
 	written := write()
-	_, noMemory := sizing.Of(c.MaxMemory)
+	_, noMemory := settings.MemoryOf(c.MaxMemory)
 	_, noCoordination := c.Coordination.Default()
 	return errors.Join(written, cli.Wrong(errors.Join(noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))))
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
@@ -17,6 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // shared is a limiter over one store, with a drift seat there.
@@ -48,7 +48,7 @@ func (c *serveCmd) shared(s store.Store, seats func() approx.Plan, clock ratelim
 	}
 	x.slots = slots.New(s.Ledger(), x.Alone(), clock)
 	x.now.Store(&metrics.StoreNow{Address: address})
-	x.failed = pace.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
+	x.failed = upkeep.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
 		log.Warn("the store does not answer: "+s.Advise(err), "error", err, "round_trips", count)
 	})
 	x.OnFailure = func(err error) {
@@ -121,9 +121,9 @@ func (s *shared) run(ctx context.Context) error {
 
 // warnings logs invalid answers of the store, each kind rarely: metrics count them.
 func warnings(log *slog.Logger) func(error) {
-	plain := func() func(error) { return pace.Seldom(time.Minute, func(err error) { log.Warn(err.Error()) }) }
+	plain := func() func(error) { return upkeep.Seldom(time.Minute, func(err error) { log.Warn(err.Error()) }) }
 	clock, lost := plain(), plain()
-	wrong := pace.Seldom(time.Minute, func(err error) {
+	wrong := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("the store sent an invalid reply: it is ignored, and on_store_failure decides", "error", err)
 	})
 	return func(err error) {
@@ -144,7 +144,7 @@ const storeSettles = 5 * time.Second
 
 // logSeats says when this node gets or loses its drift seat.
 func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
-	complain := pace.Seldom(10*time.Second, func(err error) { log.Warn("the store does not answer requests for a drift seat", "error", err) })
+	complain := upkeep.Seldom(10*time.Second, func(err error) { log.Warn("the store does not answer requests for a drift seat", "error", err) })
 	return func(t approx.Tenancy, err error) {
 		switch {
 		case err != nil:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -74,12 +73,4 @@ func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 	for i := range asks {
 		s.all[s.of(&asks[i])].Undo(now, asks[i:i+1], verdicts[i:i+1])
 	}
-}
-
-// limiter is what decides, and what must run for it to.
-type limiter interface {
-	ratelimit.Limiter
-	ratelimit.Inspector
-	Stats() ratelimit.LimiterStats
-	SyncClock(ratelimit.Instant, time.Time)
 }

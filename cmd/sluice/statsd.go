@@ -2,14 +2,13 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // statsd sends counters until ctx is done, if it is on; the channel is closed when the last are sent.
@@ -21,7 +20,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
 		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
-		OnError: pace.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
+		OnError: upkeep.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
 	}
 	return async(func() { s.Run(ctx) })
 }
@@ -43,15 +42,6 @@ func (s *flags) latencyUnit() metrics.LatencyUnit {
 		return metrics.InMilliseconds
 	}
 	return metrics.InSeconds
-}
-
-// tags are those of EXTRA_TAGS: k:v,k2:v2.
-func (s *flags) tags() (map[string]string, error) {
-	tags, err := parsePairs(s.ExtraTags, ":")
-	if err != nil {
-		return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %w", s.ExtraTags, err)
-	}
-	return tags, nil
 }
 
 // async runs f; the channel is closed when it has ended.

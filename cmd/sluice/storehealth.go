@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some:
@@ -28,7 +28,7 @@ const healthEvery = 10 * time.Second
 // run looks until ctx is done.
 func (w *storeWatch) run(ctx context.Context) {
 	w.look(ctx)
-	pace.Every(ctx, healthEvery, func() { w.look(ctx) })
+	upkeep.Every(ctx, healthEvery, func() { w.look(ctx) })
 }
 
 func (w *storeWatch) look(ctx context.Context) {

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
@@ -103,7 +103,7 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	i.Leaf("server", time.Hour, "localhost")
 	i.Leaf("client", time.Hour)
 	var log strings.Builder
-	own := &clienttls.Certificate{Cert: i.File("client.crt"), Key: i.File("client.key"), Setting: "OF_", Log: slog.New(slog.NewTextHandler(&log, nil))}
+	own := &settings.Certificate{Cert: i.File("client.crt"), Key: i.File("client.key"), Setting: "OF_", Log: slog.New(slog.NewTextHandler(&log, nil))}
 	c, err := own.Client("", "")
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc/stats"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads
@@ -71,7 +71,7 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	if f.InstanceID != "" {
 		about = append(about, attribute.String("service.instance.id", f.InstanceID))
 	}
-	failed := pace.Seldom(time.Minute, func(err error) {
+	failed := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("spans are dropped: the collector does not accept them (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err)
 	})
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -63,7 +63,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
 	worked := false
-	warn := pace.Seldom(10*time.Second, func(err error) {
+	warn := upkeep.Seldom(10*time.Second, func(err error) {
 		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err, worked))
 	})
 	o.OnState = func(err error) {
@@ -101,7 +101,7 @@ func (f *xdsFlags) advise(err error, worked bool) string {
 		return "the management server: an earlier stream worked, and it may be restarting"
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
-	case f.UseTLS && clienttls.CutOff(text):
+	case f.UseTLS && settings.CutOff(text):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server may refuse it", f.Cert)
 	}
 	return "CONFIG_GRPC_XDS_SERVER_URL"
@@ -130,7 +130,7 @@ func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 	if !f.UseTLS {
 		return insecure.NewCredentials(), nil
 	}
-	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, Setting: "CONFIG_GRPC_XDS_CLIENT_TLS_", Log: log}
+	own := settings.Certificate{Cert: f.Cert, Key: f.Key, Setting: "CONFIG_GRPC_XDS_CLIENT_TLS_", Log: log}
 	c, err := own.Client(f.CA, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT")
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 		}
 		c.InsecureSkipVerify = true // the chain and the name are checked here
 		c.VerifyConnection = func(s tls.ConnectionState) error {
-			if err := clienttls.VerifyChain(c.RootCAs, s); err != nil {
+			if err := settings.VerifyChain(c.RootCAs, s); err != nil {
 				return err
 			}
 			return hasName(s.PeerCertificates[0], want, "the management server's", "CONFIG_GRPC_XDS_SERVER_TLS_SAN")

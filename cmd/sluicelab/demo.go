@@ -24,9 +24,10 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/deploy"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 //go:embed demo.yaml
@@ -261,20 +262,14 @@ func (c *demoCmd) demand(
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(uint64(worker), 7))
 			zipf := rand.NewZipf(rnd, 1.2, 1, 19)
-			tick := time.NewTicker(time.Duration(float64(demoCallers) / c.Rate * float64(time.Second)))
-			defer tick.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-				}
+			pause := time.Duration(float64(demoCallers) / c.Rate * float64(time.Second))
+			upkeep.Every(ctx, pause, func() {
 				key := [...]string{"api_key", "api_key", "tenant", "account", "remote_address"}[rnd.IntN(5)]
 				call, cancel := context.WithTimeout(ctx, time.Second)
 				ok, err := askers[rnd.IntN(len(askers))](call, key, fmt.Sprint("key-", zipf.Uint64()))
 				cancel()
 				count(ok, err)
-			}
+			})
 		})
 	}
 	wg.Wait()

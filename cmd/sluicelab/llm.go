@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // llmClients are clients of a language model in the demo, each with one request at a time.
@@ -50,9 +51,6 @@ func llmClient(ctx context.Context, ask func(context.Context, string) (bool, err
 		if ok {
 			continue
 		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+		upkeep.Sleep(ctx, time.Second)
 	}
 }

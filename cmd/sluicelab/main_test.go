@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/bench/sim"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -19,10 +19,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func runLine(args ...string) (code int, out, errs string) { return clitest.Run(new(commands), args) }
+func runLine(args ...string) (code int, out, errs string) { return sluicetest.Run(new(commands), args) }
 
 // Each command that people run has examples, and these are command lines of it.
-func TestEachCommandHasExamples(t *testing.T) { clitest.Examples(t, "sluicelab", new(commands)) }
+func TestEachCommandHasExamples(t *testing.T) { sluicetest.Examples(t, "sluicelab", new(commands)) }
 
 // The sluice to measure is the named one, the one next to the program, the one on the PATH, or a new build.
 func TestFindsSluice(t *testing.T) {

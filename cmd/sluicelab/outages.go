@@ -6,11 +6,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"text/tabwriter"
 
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
 type outagesCmd struct {
@@ -41,7 +40,7 @@ func (c *outagesCmd) Run(s cli.Streams) error {
 	if c.JSON {
 		return s.JSON(rows)
 	}
-	w := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	w := cli.Columns(s.Out)
 	fmt.Fprintln(w, "MODE\tPOLICY\tOUTAGES\tWINDOWS\tNORMAL\tFIRST AND LAST\tBETWEEN\tMEDIAN FIRST OR LAST")
 	for _, r := range rows {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%.0f%%\t%.0f%%\t%.0f%%\t%.0f%% of the limit\n",

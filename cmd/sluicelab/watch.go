@@ -7,9 +7,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 )
 
@@ -35,7 +35,7 @@ func writeTable(out io.Writer, after time.Duration, v *debugport.Summary) error 
 		fmt.Fprintf(out, ", and %d of %d nodes do not answer", silent, len(v.Nodes))
 	}
 	fmt.Fprintln(out, ":")
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tADMITTED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
 	slices.SortFunc(v.Rules, func(a, b debugport.Rule) int { return cmp.Compare(a.Rule, b.Rule) })
 	for i := range v.Rules {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/bench/sim"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 func writeFile(t *testing.T, path, text string) {
@@ -22,7 +22,7 @@ func TestWhatIf(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	page, trace := filepath.Join(dir, "page.html"), filepath.Join(dir, "trace.csv")
-	code, out, errs := clitest.Run(new(whatIfCmd), []string{"100/second", "--rate", "300", "--keys", "2", "--length", "5s", "--html", page})
+	code, out, errs := sluicetest.Run(new(whatIfCmd), []string{"100/second", "--rate", "300", "--keys", "2", "--length", "5s", "--html", page})
 	if code != 0 || !strings.Contains(out, "Use ") || !strings.Contains(out, "strict, per request") {
 		t.Errorf("%d %s %s", code, out, errs)
 	}
@@ -38,12 +38,12 @@ func TestWhatIf(t *testing.T) {
 		"\"square\" is not a shape":              {"10/second", "--shape", "square"},
 		"--burst is -1":                          {"10/second", "--burst=-1"},
 	} {
-		if code, _, errs := clitest.Run(new(whatIfCmd), args); code != 1 || !strings.Contains(errs, want) {
+		if code, _, errs := sluicetest.Run(new(whatIfCmd), args); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s, want %q", args, code, errs, want)
 		}
 	}
 	writeFile(t, trace, `{"time":1,"key":"a"}`+"\n"+`{"time":2,"key":"b"}`)
-	code, out, errs = clitest.Run(new(whatIfCmd), []string{"10/second", "--trace", trace, "--json"})
+	code, out, errs = sluicetest.Run(new(whatIfCmd), []string{"10/second", "--trace", trace, "--json"})
 	var a sim.Answer
 	if err := json.Unmarshal([]byte(out), &a); err != nil || code != 0 || len(a.Choices) == 0 || a.Choices[0].Plain.Requests != 2 {
 		t.Errorf("%d %v %s %s", code, err, out, errs)

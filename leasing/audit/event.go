@@ -53,7 +53,7 @@ const (
 // NewEvent makes the event of a message and its answer.
 func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
-		Rule: r.Domain + "." + r.Path, Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
+		Rule: r.FullName(), Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
 		Algorithm: c.Limit.Algorithm.String(), Fence: g.Fence, Total: g.Total, Granted: g.Granted,
 		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
 		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut(c),
@@ -76,10 +76,10 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	return e
 }
 
-// NewDecided makes the event of a holder's decisions in a window, without any yet.
-func NewDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
+// newDecided makes the event of a holder's decisions in a window, without any yet.
+func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
 	e := Event{
-		Kind: WasDecided, Rule: r.Domain + "." + r.Path, Key: account, Holder: holder, Window: w,
+		Kind: WasDecided, Rule: r.FullName(), Key: account, Holder: holder, Window: w,
 		Algorithm: r.Limit.Algorithm.String(), Limit: r.Limit.Capacity(),
 		Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
 	}
@@ -88,9 +88,6 @@ func NewDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) E
 	}
 	return e
 }
-
-// HolderName is a holder as events name it.
-func HolderName(h ratelimit.Holder) string { return account.HolderName(h) }
 
 // unsettled is the kind of a message without an effect; "": it has one.
 func unsettled(err error) string {

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Limiter takes tokens. It is safe for concurrent use. Close it to give back its leases.
@@ -105,14 +106,9 @@ func New(ctx context.Context, o Options) (*Limiter, error) {
 func (l *Limiter) ready(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startMost)
 	defer cancel()
-	tick := time.NewTicker(readyEvery)
-	defer tick.Stop()
 	l.fleet.Beat()
 	for !l.fleet.Ready() && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
-		}
+		upkeep.Sleep(ctx, readyEvery)
 	}
 }
 

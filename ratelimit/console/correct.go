@@ -30,7 +30,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		defer cancel()
 		done, err := change(ctx, &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek})
 		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule",
-			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", err == nil, "error", err)
+			rule.FullName(), "descriptor", r.URL.Query()["entry"], "done", err == nil, "error", err)
 		if err != nil {
 			return refusing(http.StatusServiceUnavailable, "%v", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Bounds of the history: about 2 MB, and at most a two-hundredth of a CPU to collect it.
@@ -117,15 +118,10 @@ func NewHistory(c metrics.Collector, latency *metrics.Latency, nodes func() Flee
 
 // Run looks at the node until ctx is done. It blocks.
 func (h *History) Run(ctx context.Context) {
-	for {
+	for ctx.Err() == nil {
 		began := time.Now()
 		h.observe(began, h.metrics.State(watchedRules), h.buckets())
-		pause := max(lookEvery, restFor*time.Since(began))
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
+		upkeep.Sleep(ctx, max(lookEvery, restFor*time.Since(began)))
 	}
 }
 

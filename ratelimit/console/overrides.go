@@ -162,9 +162,8 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 			"sluice explain", DescriptorText(entries))
 	}
 	if why := rule.WhyNoOverrides(); why != "" {
-		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s.%s cannot be overridden: %s",
-			rule.Domain,
-			rule.Path, why)
+		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s cannot be overridden: %s",
+			rule.FullName(), why)
 	}
 	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, nil
 }
@@ -285,7 +284,7 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 		result, what = metrics.OverrideRemoved, "an override was removed"
 	}
 	about := []any{
-		"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor",
+		"by", by, "from", from.RemoteAddr, "rule", a.Rule.FullName(), "descriptor",
 		descriptor,
 	}
 	if o != nil {
@@ -437,8 +436,8 @@ func (c *console) getOverrides(w http.ResponseWriter, r *http.Request) error {
 	}
 	o, ok := c.Overrides.Get(a.Key)
 	if !ok {
-		return refusing(http.StatusNotFound, "%s.%s has no override for %.80q: the limit of the file is in force, %s",
-			a.Rule.Domain, a.Rule.Path, descriptor, a.Rule.Limit)
+		return refusing(http.StatusNotFound, "%s has no override for %.80q: the limit of the file is in force, %s",
+			a.Rule.FullName(), descriptor, a.Rule.Limit)
 	}
 	w.Header().Set("ETag", tag(&o))
 	answer(w, shown(a.Rule, a.Rule.Domain, descriptor, &o))

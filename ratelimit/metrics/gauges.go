@@ -7,9 +7,18 @@ import (
 
 // Pool counts the connections of the clients of one Redis. The zero Pool is ready, and safe for concurrent use.
 type Pool struct {
-	Open   atomic.Int64
-	Made   atomic.Uint64
-	Closed atomic.Uint64 // by this node
+	Open    atomic.Int64
+	Made    atomic.Uint64
+	Closed  atomic.Uint64 // by this node
+	Refused atomic.Uint64 // of Closed: for the sizes that the server announced
+}
+
+// refused is 0 of no pool.
+func (p *Pool) refused() uint64 {
+	if p == nil {
+		return 0
+	}
+	return p.Refused.Load()
 }
 
 // Loads count how often something that changes on disk was read again.

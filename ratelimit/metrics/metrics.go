@@ -38,8 +38,6 @@ type Collector struct {
 	Safety func() StoreSafety
 	// StoreNow, if set, names the store, and its last error.
 	StoreNow func() StoreNow
-	// RepliesRefused is the number of its connections that were ended because of their announced sizes.
-	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
 	// Gate, if set, decides which calls are begun.
@@ -261,7 +259,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 			"clock more than a year off), ask, reply, lease, fetch, presence, parcel, account, receipt.",
 		"from", "kind")
 	rejected(local.Rejected, "store", "answer")
-	rejected(c.RepliesRefused(), "store", "reply")
+	rejected(c.Pool.refused(), "store", "reply")
 	if c.Ring == nil {
 		return
 	}

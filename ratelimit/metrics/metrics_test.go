@@ -38,7 +38,7 @@ func collector(t testing.TB, rules string) Collector {
 	}
 	return Collector{
 		Store: store, Stats: new(rls.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
-		Version: "test", RepliesRefused: func() uint64 { return 0 }, Quotas: &rlqs.Stats{},
+		Version: "test", Quotas: &rlqs.Stats{},
 		Overrides: new(OverrideChanges),
 	}
 }

@@ -80,7 +80,7 @@ func (c Collector) WriteRules(w io.Writer) {
 		}
 	}
 	for _, r := range c.Store.Rules().All() {
-		fmt.Fprintf(w, "%s.%s: %s\n", r.Domain, r.Path, describe(r))
+		fmt.Fprintf(w, "%s: %s\n", r.FullName(), describe(r))
 	}
 }
 

@@ -8,15 +8,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
-// Base decides by the rules that it gets.
-type Base interface {
-	ratelimit.Limiter
-	ratelimit.Inspector
-}
-
 // Limiter has a base decide by rules with the limits that keys have by overrides. It is safe for concurrent use.
 type Limiter struct {
-	base  Base
+	ratelimit.NodeLimiter // by the rules that it gets
+
 	table *table.Table
 	// time is the store's at an instant of this node.
 	time func(ratelimit.Instant) ratelimit.LedgerTime
@@ -39,8 +34,10 @@ const mostRules = 10_000
 type scratch struct{ asks []ratelimit.Ask }
 
 // NewLimiter makes a limiter over a base.
-func NewLimiter(base Base, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime) *Limiter {
-	l := &Limiter{base: base, table: t, time: time}
+func NewLimiter(
+	base ratelimit.NodeLimiter, t *table.Table, time func(ratelimit.Instant) ratelimit.LedgerTime,
+) *Limiter {
+	l := &Limiter{NodeLimiter: base, table: t, time: time}
 	l.pool.New = func() any { return new(scratch) }
 	return l
 }
@@ -52,10 +49,10 @@ func (l *Limiter) Decide(
 ) {
 	own := l.under(now, asks)
 	if own == nil {
-		l.base.Decide(ctx, now, asks, verdicts)
+		l.NodeLimiter.Decide(ctx, now, asks, verdicts)
 		return
 	}
-	l.base.Decide(ctx, now, own.asks, verdicts)
+	l.NodeLimiter.Decide(ctx, now, own.asks, verdicts)
 	for i := range asks {
 		if is := own.asks[i].Rule; is != asks[i].Rule {
 			verdicts[i].Limit = &is.Limit
@@ -68,10 +65,10 @@ func (l *Limiter) Decide(
 func (l *Limiter) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	own := l.under(now, asks)
 	if own == nil {
-		l.base.Undo(now, asks, verdicts)
+		l.NodeLimiter.Undo(now, asks, verdicts)
 		return
 	}
-	l.base.Undo(now, own.asks, verdicts)
+	l.NodeLimiter.Undo(now, own.asks, verdicts)
 	l.done(own)
 }
 
@@ -150,22 +147,17 @@ func (l *Limiter) inForce(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.As
 
 // Look implements [ratelimit.Inspector].
 func (l *Limiter) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	return l.base.Look(ctx, now, l.inForce(now, a))
+	return l.NodeLimiter.Look(ctx, now, l.inForce(now, a))
 }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Limiter) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	return l.base.Reset(ctx, now, l.inForce(now, a))
-}
-
-// Drop implements [ratelimit.Inspector].
-func (l *Limiter) Drop(ctx context.Context, now ratelimit.Instant, key []byte) (had bool, err error) {
-	return l.base.Drop(ctx, now, key)
+	return l.NodeLimiter.Reset(ctx, now, l.inForce(now, a))
 }
 
 // Hottest implements [ratelimit.Inspector].
 func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	all := l.base.Hottest(now, n)
+	all := l.NodeLimiter.Hottest(now, n)
 	for i := range all {
 		if key, ok := ratelimit.KeyOfName(all[i].Account); ok {
 			x, _ := l.table.Get(ratelimit.DescriptorKey(key)).(*limit)

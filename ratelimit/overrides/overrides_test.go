@@ -147,7 +147,7 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 		n := newNode(t, strings.Replace(rules, "on_deny: refund", "on_store_failure: "+policy, 1))
 		clock := func() ratelimit.Instant { return 1 }
 		fleet := leasing.NewFleet(down{}, 0xa00, 1000, clock, time.UnixMicro(n.wall.Load()))
-		n.base = fleet
+		n.NodeLimiter = fleet
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { fleet.Run(ctx); close(ended) }()
@@ -260,7 +260,7 @@ func TestLongKeysHaveTheirDescriptor(t *testing.T) {
 }
 
 // nothing decides nothing, so that what is measured is this package.
-type nothing struct{ Base }
+type nothing struct{ ratelimit.NodeLimiter }
 
 func (nothing) Decide(context.Context, ratelimit.Instant, []ratelimit.Ask, []ratelimit.Verdict) {}
 
@@ -296,7 +296,7 @@ func TestOverridesTakeLittle(t *testing.T) {
 		before := heap()
 		n := full(t, limits)
 		read := heap() - before
-		n.base = nothing{}
+		n.NodeLimiter = nothing{}
 		verdicts := make([]ratelimit.Verdict, 1)
 		for i := range table.Most {
 			a := n.ask(ratelimit.Spend, "fixed", fmt.Sprintf("customer-%06d", i))
@@ -316,7 +316,7 @@ func TestOverridesTakeLittle(t *testing.T) {
 func TestDecideDoesNotAllocate(t *testing.T) {
 	empty, loaded := newNode(t, rules), full(t, 100)
 	for name, n := range map[string]*node{"empty": empty, "full": loaded} {
-		n.base = nothing{}
+		n.NodeLimiter = nothing{}
 		asks := []ratelimit.Ask{
 			n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other"),
 		}
@@ -329,7 +329,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 
 func BenchmarkDecide(b *testing.B) {
 	for name, n := range map[string]*node{"empty": newNode(b, rules), "full": full(b, 100)} {
-		n.base = nothing{}
+		n.NodeLimiter = nothing{}
 		b.Run(name, func(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				asks := []ratelimit.Ask{n.ask(ratelimit.Spend, "fixed", "customer-000007")}
@@ -344,7 +344,7 @@ func BenchmarkDecide(b *testing.B) {
 
 // recorder notes the rules that it is asked under.
 type recorder struct {
-	Base
+	ratelimit.NodeLimiter
 	rules map[*ratelimit.Rule]int
 }
 
@@ -377,7 +377,7 @@ func (r *recorder) Reset(_ context.Context, _ ratelimit.Instant, a *ratelimit.As
 func TestAllAsksSeeTheSameRule(t *testing.T) {
 	n := newNode(t, rules)
 	r := &recorder{rules: map[*ratelimit.Rule]int{}}
-	n.base = r
+	n.NodeLimiter = r
 	n.set("fixed", "x", "7", 0)
 	var asks []ratelimit.Ask
 	for kind := ratelimit.Spend; kind <= ratelimit.Release; kind++ {

@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Options are where to listen and for how long to go on.
@@ -324,12 +325,9 @@ func (v *Server) drain(hurry context.Context) {
 	if hurry.Err() == nil {
 		v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
 	}
-	select {
 	// Load balancers learn only by failing health checks that this node ends. Until then they send
 	// calls, which are served.
-	case <-time.After(v.options.DrainTime):
-	case <-hurry.Done():
-	}
+	upkeep.Sleep(hurry, v.options.DrainTime)
 	// Streams do not end by themselves, and GracefulStop would wait for them until the grace time is over.
 	if v.options.Streams != nil {
 		v.options.Streams.Drain()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Store keeps a table for all nodes. It is safe for concurrent use, and blocks at most until ctx is done.
@@ -79,18 +80,13 @@ func (n *Node) Time(now instant) instant { return now + instant(n.ahead.Load()) 
 
 // Run steps with each beat, until ctx is done. failed gets the error of each beat that failed.
 func (n *Node) Run(ctx context.Context, failed func(error)) {
-	tick := time.NewTicker(Beat)
-	defer tick.Stop()
-	for {
+	beat := func() {
 		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
+	beat()
+	upkeep.Every(ctx, Beat, beat)
 }
 
 // stepTime bounds a step: other nodes' requests for the store may be in front.

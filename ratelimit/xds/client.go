@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // TypeURL is the resources' type.
@@ -112,10 +113,7 @@ func (c *Client) Watch(ctx context.Context, load *config.Store) error {
 	p := pauses{Backoff: c.options.Backoff}
 	for ctx.Err() == nil {
 		pushes := c.attempt(ctx, load)
-		select {
-		case <-ctx.Done():
-		case <-time.After(p.after(pushes, rand.Float64())):
-		}
+		upkeep.Sleep(ctx, p.after(pushes, rand.Float64()))
 	}
 	return nil
 }
@@ -206,10 +204,7 @@ func (c *Client) stream(ctx context.Context, load *config.Store) (pushes int, er
 		}
 		if err := c.take(push, load); err != nil {
 			if refused == push.GetVersionInfo() { // some servers push a refused version again at once
-				select {
-				case <-ctx.Done():
-				case <-time.After(c.options.Backoff.Connect):
-				}
+				upkeep.Sleep(ctx, c.options.Backoff.Connect)
 			}
 			refused = push.GetVersionInfo()
 			// The cut may be within a character, and a string of a message has to be valid UTF-8.

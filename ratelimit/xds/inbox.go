@@ -7,6 +7,7 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // longestPause is between two pushes that are received: none is late by more.
@@ -42,10 +43,7 @@ func (in *inbox) receive(ctx context.Context,
 		default:
 		}
 		in.latest <- push // it has no other writer
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		upkeep.Sleep(ctx, pause)
 	}
 }
 
@@ -53,10 +51,7 @@ func (in *inbox) receive(ctx context.Context,
 func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
 	// The wait comes before the push is taken, so that what comes meanwhile is loaded instead.
 	if wait := c.pace.Wait(time.Now()); wait > 0 {
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
+		upkeep.Sleep(ctx, wait)
 	}
 	select {
 	case push := <-in.latest:

@@ -10,9 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
-	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -159,7 +158,7 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	return declaration{c, slices.Concat(r.rules.All(), r.overridden), time.Now()}.write(s.Out)
+	return declaration{Command: c, rules: slices.Concat(r.rules.All(), r.overridden), now: time.Now()}.write(s.Out)
 }
 
 func (c *Command) storage() ratelimit.Storage {
@@ -195,7 +194,7 @@ func (c *Command) Validate() (err error) {
 // options are those of the server, whose settings check takes, too.
 func (c *Command) options() (config.Options, error) {
 	defaults, err := c.Coordination.Default()
-	memory, bad := sizing.Of(c.MaxMemory)
+	memory, bad := settings.MemoryOf(c.MaxMemory)
 	c.caps = memory.Caps().Rules
 	return config.Options{
 		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,

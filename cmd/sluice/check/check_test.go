@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // printed runs the command.
 func printed(args ...string) (code int, out, errs string) {
-	return clitest.Run(new(Command), args, kong.Vars{"modes": ""}, kong.Bind(Version("v1.2.3")))
+	return sluicetest.Run(new(Command), args, kong.Vars{"modes": ""}, kong.Bind(Version("v1.2.3")))
 }
 
 // checks runs the command; runs of spaces count as one.
@@ -262,7 +262,7 @@ func TestCheckFrom(t *testing.T) {
 // A file on standard input is checked as any other.
 func TestCheckOfStandardInput(t *testing.T) {
 	c := &Command{in: strings.NewReader(rules(7) + "- {key: z, rate_limit: {unit: dya}}\n")}
-	code, _, errs := clitest.Run(c, []string{"-"}, kong.Vars{"modes": ""}, kong.Bind(Version("")))
+	code, _, errs := sluicetest.Run(c, []string{"-"}, kong.Vars{"modes": ""}, kong.Bind(Version("")))
 	if code != 1 || !strings.Contains(errs, "(stdin):5:31: error: invalid rate limit unit 'dya'; did you mean 'day'?") {
 		t.Errorf("%d\n%s", code, errs)
 	}
@@ -306,7 +306,7 @@ func TestCheckSaysWhenMonthsBegin(t *testing.T) {
 		t.Fatal(err, r.problems)
 	}
 	var out strings.Builder
-	d := declaration{&Command{Nodes: 3, NoStore: true}, r.rules.All(), time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
+	d := declaration{Command: &Command{Nodes: 3, NoStore: true}, rules: r.rules.All(), now: time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
 	if err := d.write(&out); err != nil {
 		t.Fatal(err)
 	}

@@ -8,11 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -22,6 +21,8 @@ type declaration struct {
 	*Command
 	rules []*ratelimit.Rule
 	now   time.Time
+	// owners says that owners of keys may not answer.
+	owners bool
 }
 
 // screen is how wide a table may be, in columns.
@@ -31,6 +32,9 @@ func (d declaration) write(out io.Writer) error {
 	if len(d.rules) == 0 {
 		return nil
 	}
+	d.owners = slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
+		return d.bounds(r).OnOutage.Of == ratelimit.OwnerOutage
+	})
 	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s", d.fleet(), d.table()); err != nil {
 		return err
 	}
@@ -64,17 +68,6 @@ func (c *Command) bounds(r *ratelimit.Rule) ratelimit.Bounds {
 	return b
 }
 
-// worst is what a rule admits at most in a window, in parts of its limit: its place in the table.
-func (d declaration) worst(r *ratelimit.Rule) float64 {
-	b := d.bounds(r)
-	if b.Unlimited {
-		return -1
-	}
-	limit := r.Limit.Capacity()
-	most := max(limit+b.Over.Tokens+b.OnLoss, outageOf(b.OnOutage.Edges), d.outage(&b))
-	return float64(most) / float64(max(1, limit))
-}
-
 // allDemand is more than any rule admits that has a bound.
 const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
 
@@ -86,16 +79,6 @@ func outageOf(n ratelimit.Amount) ratelimit.Tokens {
 	return n.Tokens
 }
 
-// outage is what all nodes admit in a window without any answer of the store, or of a key's owner.
-func (d declaration) outage(b *ratelimit.Bounds) ratelimit.Tokens {
-	return min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift)
-}
-
-// owners reports whether owners of keys may not answer.
-func (d declaration) owners() bool {
-	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.bounds(r).OnOutage.Of == ratelimit.OwnerOutage })
-}
-
 // table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their
 // rows.
 func (d declaration) table() string {
@@ -103,13 +86,17 @@ func (d declaration) table() string {
 	if d.storage() == ratelimit.SharedStore {
 		kind := strings.ToUpper(d.kind())
 		head = append(head, kind+" FAILS", kind+" DOWN", "DATA LOST")
-	} else if d.owners() {
+	} else if d.owners {
 		head = append(head, "OWNER FAILS", "OWNER DOWN")
 	}
+	var all []row
+	for _, r := range d.rules {
+		all = append(all, d.row(r))
+	}
+	slices.SortStableFunc(all, func(a, b row) int { return cmp.Compare(b.risk, a.risk) })
 	rows := [][]string{head}
-	byRisk := func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) }
-	for _, r := range slices.SortedStableFunc(slices.Values(d.rules), byRisk) {
-		rows = append(rows, append([]string{r.Domain + "." + r.Path}, d.cells(r)...))
+	for _, r := range all {
+		rows = append(rows, r.cells)
 	}
 	if text := aligned(rows); widest(text) <= screen {
 		return text
@@ -135,7 +122,7 @@ func (d declaration) table() string {
 // aligned are rows with their cells below each other.
 func aligned(rows [][]string) string {
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	w := cli.Columns(&b)
 	for _, row := range rows {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
@@ -143,24 +130,33 @@ func aligned(rows [][]string) string {
 	return b.String()
 }
 
-// cells are those of a rule's row: what all nodes admit at most in a window.
-func (d declaration) cells(r *ratelimit.Rule) []string {
+// row is what all nodes admit at most of a rule in a window.
+type row struct {
+	cells []string
+	risk  float64 // the most of them, in parts of the limit
+}
+
+func (d declaration) row(r *ratelimit.Rule) row {
 	b := d.bounds(r)
 	if b.Unlimited {
-		return []string{"unlimited"}
+		return row{[]string{r.FullName(), "unlimited"}, -1}
 	}
 	limit := r.Limit.Capacity()
-	cells := []string{r.Limit.String(), r.Coordination.Mode.String(), atMost(limit+b.Over.Tokens, limit)}
+	normal := limit + b.Over.Tokens
+	lost := normal + b.OnLoss
+	fails := outageOf(b.OnOutage.Edges)
+	down := min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift) // without any answer
+	cells := []string{r.FullName(), r.Limit.String(), r.Coordination.Mode.String(), atMost(normal, limit)}
 	switch {
 	case b.OnOutage.Of != ratelimit.NoOutage:
-		cells = append(cells, atMost(outageOf(b.OnOutage.Edges), limit), atMost(d.outage(&b), limit))
-	case d.storage() == ratelimit.SharedStore || d.owners():
+		cells = append(cells, atMost(fails, limit), atMost(down, limit))
+	case d.storage() == ratelimit.SharedStore || d.owners:
 		cells = append(cells, "-", "-")
 	}
 	if d.storage() == ratelimit.SharedStore {
-		cells = append(cells, atMost(limit+b.Over.Tokens+b.OnLoss, limit))
+		cells = append(cells, atMost(lost, limit))
 	}
-	return cells
+	return row{cells, float64(max(lost, fails, down)) / float64(max(1, limit))}
 }
 
 // atMost is a number of tokens, and which part of the limit that is.
@@ -192,7 +188,7 @@ func (d declaration) legend(out io.Writer) {
 			"part of a node. Data lost: a window with one loss of its data."
 	} else {
 		text += "Without a store, each node counts alone."
-		if d.owners() {
+		if d.owners {
 			text += " Owner fails: a window in which replies of the owner of a key (PEERS) stop or return. Down: each window between."
 		}
 	}
@@ -278,7 +274,7 @@ func (d declaration) holds() (lines []string) {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, d.heldOver(r, &b))
+		text := fmt.Sprintf("%s: hold %s. Over-admission: %s", r.FullName(), b.Hold, d.heldOver(r, &b))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."
@@ -296,7 +292,7 @@ const cutsShown = 3
 func (d declaration) billing() (lines []string) {
 	for _, r := range d.rules {
 		if !r.Unlimited && r.Limit.Calendar != 0 {
-			lines = append(lines, r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
+			lines = append(lines, r.FullName()+": "+strings.Join(nextMonths(r, d.now), ", "))
 		}
 	}
 	return lines
@@ -326,7 +322,7 @@ func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
 		if whose[text] == nil {
 			texts = append(texts, text)
 		}
-		whose[text] = append(whose[text], r.Domain+"."+r.Path)
+		whose[text] = append(whose[text], r.FullName())
 	}
 	for _, text := range texts {
 		if text == "" {

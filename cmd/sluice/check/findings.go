@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -19,23 +19,18 @@ import (
 func (r *checked) writeFindings(out io.Writer) {
 	for _, f := range r.findings() {
 		message := strings.TrimPrefix(strings.TrimPrefix(f.Message, "config error, "), "coordination: ")
-		place := f.File
-		if f.Line > 0 {
-			place = config.Place{File: f.File, Line: f.Line, Column: f.Column}.String()
-		}
-		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, message, f.excerpt)
+		fmt.Fprintf(out, "%s: %s: %s\n%s", f.place, f.Severity, message, f.excerpt)
 	}
 }
 
 // summary is what a reader takes away if there is no problem.
 func (r *checked) summary() string {
-	if len(r.warnings) == 0 {
-		return fmt.Sprintf("all rate limit configs ok\nrules %s: %s in %s", r.rules.Fingerprint(),
-			cli.Counted(len(r.rules.All()), "rule"), cli.Counted(len(r.texts), "file"))
+	says := "all rate limit configs ok"
+	if n := len(r.warnings); n > 0 {
+		says = "these rules would be loaded, but see the " + cli.Counted(n, "finding") + " above"
 	}
-	return fmt.Sprintf("these rules would be loaded, but see the %s above\nrules %s: %s in %s",
-		cli.Counted(len(r.warnings), "finding"), r.rules.Fingerprint(), cli.Counted(len(r.rules.All()), "rule"),
-		cli.Counted(len(r.texts), "file"))
+	return fmt.Sprintf("%s\nrules %s: %s in %s", says, r.rules.Fingerprint(),
+		cli.Counted(len(r.rules.All()), "rule"), cli.Counted(len(r.texts), "file"))
 }
 
 // finding is a problem or a warning, for programs.
@@ -46,6 +41,7 @@ type finding struct {
 	Line     int         `json:"line,omitempty"` // from 1; none: the file as a whole
 	Column   int         `json:"column,omitempty"`
 	Message  string      `json:"message"`
+	place    string      // as editors and compilers write it
 	excerpt  string
 }
 
@@ -53,8 +49,10 @@ func (r *checked) findings() []finding {
 	all := []finding{}
 	add := func(severity string, ps config.Problems) {
 		for _, p := range ps {
-			f := finding{Severity: severity, Kind: p.Kind, File: p.Place.File, Message: p.Message}
-			if p.Place.String() != p.Place.File { // it has a line
+			f := finding{
+				Severity: severity, Kind: p.Kind, File: p.Place.File, Message: p.Message, place: p.Place.String(),
+			}
+			if f.place != f.File { // it has a line
 				f.Line, f.Column = p.Place.Line, p.Place.Column
 				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
 			}
@@ -128,7 +126,7 @@ func (r *checked) asJSON(c *Command) checkReport {
 
 func (c *Command) declared(rule *ratelimit.Rule) declared {
 	b := c.bounds(rule)
-	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String(), Bounds: b}
+	d := declared{Rule: rule.FullName(), Limit: "unlimited", Mode: rule.Coordination.Mode.String(), Bounds: b}
 	if b.Unlimited {
 		return d
 	}

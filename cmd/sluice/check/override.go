@@ -56,7 +56,7 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	case found == nil:
 		return nil, fmt.Errorf("no rule matches this descriptor at its full depth")
 	case found.WhyNoOverrides() != "":
-		return nil, fmt.Errorf("the limits of %s.%s cannot be overridden: %s", found.Domain, found.Path, found.WhyNoOverrides())
+		return nil, fmt.Errorf("the limits of %s cannot be overridden: %s", found.FullName(), found.WhyNoOverrides())
 	case limit.Requests > found.Limit.Ceiling:
 		return nil, fmt.Errorf("the limit is %d, must be at most the rule's max_override %d", limit.Requests, found.Limit.Ceiling)
 	}

@@ -49,10 +49,10 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		if r.Unlimited {
 			continue
 		}
-		name, c := r.Domain+"."+r.Path, &r.Coordination
+		name, c := r.FullName(), &r.Coordination
 		b := r.Declare(nodes, ratelimit.SharedStore)
+		far = far || f.patience(r) < f.RTT+lane.Gather
 		if r.Limit.Algorithm == ratelimit.Concurrency {
-			far = far || f.patience(r) < f.RTT+lane.Gather
 			rows = append(rows, []string{name, "concurrency", f.first(r) + ", each request", "0", "2 for a request", f.inCut(r, &b)})
 			continue
 		}
@@ -63,7 +63,6 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 			notes = append(notes, fmt.Sprintf("%s: store_deadline is %v; at %v use %v, so that requests near the limit wait "+
 				"for recalled tokens.", name, c.Deadline(), f.RTT, f.RTT*tripsAhead))
 		}
-		far = far || f.patience(r) < f.RTT+lane.Gather
 		if r.Limit.Period() < shortWindow {
 			notes = append(notes, fmt.Sprintf("%s: for %v around each turn of its window, requests wait. Use windows of %v "+
 				"or more.", name, f.RTT, shortWindow))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -33,12 +32,12 @@ The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), 
 
 // declare prints what each rule promises.
 func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
-	fmt.Fprintf(out, "\nOver RLQS, with %d Envoys that share a key, for each key and window, in addition to the above:\n\n", f.Envoys)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "RULE\tLIMIT\tOVER, ALL WELL\tOVER, EACH SILENT ENVOY\tOVER, EACH NEW ENVOY\tUNDER\tNEW KEY")
+	rows := [][]string{{
+		"RULE", "LIMIT", "OVER, ALL WELL", "OVER, EACH SILENT ENVOY", "OVER, EACH NEW ENVOY", "UNDER", "NEW KEY",
+	}}
 	var others, refused []string
 	for _, r := range rules.All() {
-		name := r.Domain + "." + r.Path
+		name := r.FullName()
 		b, err := sublease.Declare(r, f.Envoys)
 		switch reason := rlqs.Reason(r); {
 		case err != nil:
@@ -46,8 +45,11 @@ func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 		case reason != "":
 			others = append(others, fmt.Sprintf("%s: Envoys are told %s", name, reason))
 		default:
-			fmt.Fprintf(w, "%s\t%s\t0\t%d (one lease)\t0, by DENY_ALL\t%d for each broken stream; %v at a window's end\tone request refused, then a trip and at most %v\n",
-				name, r.Limit, b.SilentEach, b.Stranded, b.Turn, b.NewKey)
+			rows = append(rows, []string{
+				name, r.Limit.String(), "0", fmt.Sprintf("%d (one lease)", b.SilentEach), "0, by DENY_ALL",
+				fmt.Sprintf("%d for each broken stream; %v at a window's end", b.Stranded, b.Turn),
+				fmt.Sprintf("one request refused, then a trip and at most %v", b.NewKey),
+			})
 			if b.Held > 0 {
 				others = append(others, fmt.Sprintf("%s: leases come from a bucket of %d; the other %d are held back for the refill of %v: a token may be at an Envoy for that "+
 					"long; callers over RLS may take them, beyond the burst", name,
@@ -55,9 +57,8 @@ func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 			}
 		}
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	fmt.Fprintf(out, "\nOver RLQS, with %d Envoys that share a key, for each key and window, in addition to the above:\n\n%s",
+		f.Envoys, aligned(rows))
 	for _, line := range others {
 		fmt.Fprintln(out, line)
 	}

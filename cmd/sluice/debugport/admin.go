@@ -1,7 +1,6 @@
 package debugport
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
 // Admin is the command with corrections on running nodes.
@@ -115,7 +114,7 @@ func (c *adminDrop) Run(s cli.Streams) error {
 }
 
 func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
-	err = (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer)
+	err = (port{address, c.Token}).call(http.MethodPost, path+c.query(), nil, &answer)
 	if err == nil {
 		_, err = fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
 	}

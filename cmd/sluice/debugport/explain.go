@@ -2,15 +2,13 @@ package debugport
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
@@ -34,7 +32,7 @@ func (*Explain) Help() string {
 // Run prints the explanation.
 func (c *Explain) Run(s cli.Streams) error {
 	var answer json.RawMessage
-	if err := (port{address: c.Debug}).call(context.Background(), http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {
+	if err := (port{address: c.Debug}).call(http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {
 		return err
 	}
 	if c.JSON {
@@ -49,7 +47,7 @@ func (c *Explain) Run(s cli.Streams) error {
 }
 
 func printExplanation(out io.Writer, e *console.Explanation) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	if e.Trouble != "" {
 		row("store trouble", "%s", e.Trouble)

@@ -2,16 +2,14 @@ package debugport
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -50,7 +48,7 @@ func (d *descriptorArgs) path() string {
 
 // call requests a path of the node.
 func (f *limitFlags) call(method, path string, body, into any, headers ...string) error {
-	return port{f.Debug, f.Token}.call(context.Background(), method, path, body, into, headers...)
+	return port{f.Debug, f.Token}.call(method, path, body, into, headers...)
 }
 
 type limitSet struct {
@@ -144,7 +142,7 @@ func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	if asJSON {
 		return s.JSON(o)
 	}
-	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(s.Out)
 	for _, row := range [][2]string{
 		{"key", o.Domain + " " + o.Descriptor},
 		{"limit", o.Limit.String()},
@@ -234,7 +232,7 @@ func (c *limitList) Run(s cli.Streams) error {
 	if c.JSON {
 		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return s.JSONLine(o) })
 	}
-	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(s.Out)
 	fmt.Fprintln(t, "DOMAIN\tDESCRIPTOR\tLIMIT\tIN FORCE\tEXPIRES\tBY\tREASON")
 	err := c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error {
 		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires(o), o.By, o.Reason)

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // Each line of a file is a request of its own: a bad line costs only itself, and is named. The store's silence ends all.
@@ -39,7 +39,7 @@ func TestImportSetsEachLine(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		code, out, errs := clitest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
+		code, out, errs := sluicetest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
 		return code, out + errs
 	}
 	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x, y\"\n\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")

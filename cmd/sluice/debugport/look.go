@@ -86,7 +86,7 @@ func (v *look) ask(addresses []string) {
 	for i := range v.nodes[first:] {
 		n := &v.nodes[first+i]
 		all.Go(func() {
-			n.err = (port{address: n.Debug}).call(context.Background(), http.MethodGet, "/console/state", nil, &n.state)
+			n.err = (port{address: n.Debug}).call(http.MethodGet, "/console/state", nil, &n.state)
 			if n.err == nil {
 				n.LastAnswer = v.at
 			}

@@ -18,8 +18,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -51,7 +51,7 @@ func showing(t *testing.T, rules string, decisions uint64, others ...string) *ht
 // The table sums nodes, goes on when one dies, and says who has other rules, for people and for programs.
 func TestTop(t *testing.T) {
 	a, b, other := showing(t, "abc", 10), showing(t, "abc", 30), showing(t, "xyz", 1)
-	code, out, errs := clitest.Run(new(Top), []string{host(a), host(b), "--every=100ms", "--times=1"}, address)
+	code, out, errs := sluicetest.Run(new(Top), []string{host(a), host(b), "--every=100ms", "--times=1"}, address)
 	if code != 0 || !strings.Contains(out, "2 of 2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
 		strings.Count(out, "\nrules abc\n") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
@@ -91,17 +91,17 @@ func TestTop(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	one := showing(t, "abc", 1, host(a))
-	code, out, errs = clitest.Run(new(Top), []string{"--json", "--all", host(one), "--every=100ms", "--times=2"}, address)
+	code, out, errs = sluicetest.Run(new(Top), []string{"--json", "--all", host(one), "--every=100ms", "--times=2"}, address)
 	var read Summary
 	if code != 0 || strings.Count(out, "\n") != 2 || json.Unmarshal([]byte(strings.Split(out, "\n")[1]), &read) != nil || len(read.Nodes) != 2 ||
 		math.Round(read.Calls*read.Seconds) != 11 { // since the table before: 1 and 10
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
-	if code, _, errs := clitest.Run(new(Top), []string{"--times=1", "--rules=-1", host(a)}, address); code != 1 ||
+	if code, _, errs := sluicetest.Run(new(Top), []string{"--times=1", "--rules=-1", host(a)}, address); code != 1 ||
 		!strings.Contains(errs, "--rules -1, must not be negative") {
 		t.Errorf("of less than no rule: %d %s", code, errs)
 	}
-	if code, _, errs := clitest.Run(new(Top), []string{"--times=1"}, address); code != 1 || !strings.Contains(errs, "does not answer") {
+	if code, _, errs := sluicetest.Run(new(Top), []string{"--times=1"}, address); code != 1 || !strings.Contains(errs, "does not answer") {
 		t.Errorf("of no node: %d %s", code, errs)
 	}
 }
@@ -197,7 +197,7 @@ func TestAdminFindsNodes(t *testing.T) {
 	}
 	t.Setenv("ADMIN_TOKEN", "hunter2")
 	for _, what := range []string{"reset", "drop"} {
-		if code, _, errs := clitest.Run(new(Admin), []string{what, "--all", "--debug", host(nodes[0]), "d", "a=b"}, address); code != 0 {
+		if code, _, errs := sluicetest.Run(new(Admin), []string{what, "--all", "--debug", host(nodes[0]), "d", "a=b"}, address); code != 0 {
 			t.Fatal(errs)
 		}
 	}
@@ -226,7 +226,7 @@ func TestSilentNodeSparesNoOtherItsDrop(t *testing.T) {
 			return host(s)
 		}
 		addresses := node("first") + ",127.0.0.1:1," + node("last")
-		code, _, errs := clitest.Run(new(Admin), []string{what, "--token=t", "--debug", addresses, "d", "a=b"}, address)
+		code, _, errs := sluicetest.Run(new(Admin), []string{what, "--token=t", "--debug", addresses, "d", "a=b"}, address)
 		slices.Sort(got[:min(2, len(got))])
 		if code != 1 || !strings.Contains(errs, "127.0.0.1:1") || !slices.Equal(got, want) {
 			t.Errorf("%s ends with %d and %s, and calls %q instead of %q", what, code, errs, got, want)

@@ -34,8 +34,8 @@ func (r *refusal) Error() string { return r.address + ": " + r.why }
 
 // call sends a request with a body of JSON, unless it is nil, and reads the JSON of the answer. headers are names and
 // values by turns; those with an empty value are left out. An answer that is not OK is a [refusal].
-func (p port) call(ctx context.Context, method, path string, body, into any, headers ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (p port) call(method, path string, body, into any, headers ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var text []byte
 	if body != nil {

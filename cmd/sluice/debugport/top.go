@@ -10,10 +10,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -83,7 +82,7 @@ func (v *Summary) write(out io.Writer) error {
 		answer, len(v.Nodes), open, seats, v.Calls, v.Refused, v.Failed, v.Trips, v.Alone)
 	v.writeTrouble(out)
 	fmt.Fprintln(out)
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\t")
 	for i := range v.Rules {
 		r := &v.Rules[i]

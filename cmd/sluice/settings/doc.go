@@ -9,4 +9,9 @@
 // [InForce] says where each value comes from. It prints no secret. [Schema], [WritePage] and [Help] derive the schema,
 // the page and the help from the flags. Names of envoyproxy/ratelimit and of earlier releases that this one does not
 // have are refused with a replacement ([Refused]), or reported ([WithoutEffect]).
+//
+// Some settings have values of their own. From the memory ([MemoryOf]) follow the number of tracked keys
+// ([Memory.Table]), and the [Caps] of connections, bytes in flight, streams and rules. Within these, callers, peers,
+// Envoys and rules cannot end the process by their number. [Memory.Ballast] and [EaseCollector] set the garbage
+// collector for nodes, whose heap is small, and for many streams of RLQS. [Certificate] is for files of TLS.
 package settings

@@ -7,9 +7,10 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
 // Setting is one that is in force.
@@ -109,7 +110,7 @@ func MaskedURL(value string) string {
 
 // Write writes settings as a table.
 func Write(out io.Writer, all []Setting) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	w := cli.Columns(out)
 	fmt.Fprintln(w, "SECTION\tSETTING\tVALUE\tFROM")
 	for _, x := range all {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Section, x.Name, cmp.Or(x.Value, "-"), x.From)

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Database is a store that changes records only if they are unchanged, and that keeps what else nodes share.
@@ -53,21 +54,14 @@ func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error))
 		return err
 	}
 	came()
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	upkeep.Every(ctx, sweepEvery, func() {
 		bounded, cancel := context.WithTimeout(ctx, sweepEvery)
-		err := s.ledger.Sweep(bounded)
-		cancel()
-		if err != nil && ctx.Err() == nil {
+		defer cancel()
+		if err := s.ledger.Sweep(bounded); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
-	}
+	})
+	return nil
 }
 
 // prepareTime bounds one attempt to make the tables: other nodes may be making them.

@@ -22,8 +22,6 @@ import (
 // inRedis is a Redis: single, Sentinel or Cluster.
 type inRedis struct {
 	*startup
-	flags  *Redis
-	client redis.UniversalClient
 	people redis.UniversalClient // for what people ask: never of the connections that claims need
 	ledger *account.Redis
 }
@@ -46,13 +44,13 @@ func openRedis(o *Options) (Store, error) {
 	if o.Log != nil {
 		redis.SetLogger(redisLog{o.Log})
 	}
-	options, err := f.options(o.Pool, o.Refused)
+	options, err := f.options(o.Pool)
 	if err != nil {
 		return nil, err
 	}
 	few := *options
 	few.PoolSize, few.MinIdleConns = 2, 0
-	s := &inRedis{flags: f, people: redis.NewUniversalClient(&few)}
+	s := &inRedis{people: redis.NewUniversalClient(&few)}
 	s.startup = newStartup(f, func(ctx context.Context) error {
 		client := redis.NewUniversalClient(&few)
 		defer func() { _ = client.Close() }() // it only ends
@@ -73,11 +71,6 @@ func openRedis(o *Options) (Store, error) {
 
 // Ledger implements [Store].
 func (s *inRedis) Ledger() Ledger { return s.ledger }
-
-// Start implements [Store].
-func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) error {
-	return s.run(ctx, s.client, came, failed)
-}
 
 // Ping implements [Store].
 func (s *inRedis) Ping(ctx context.Context) error {

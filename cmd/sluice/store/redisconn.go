@@ -31,9 +31,8 @@ var errReply = errors.New("the server's reply is out of bounds, and the connecti
 // dial is how a client makes connections.
 type dial = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// bounded has the connections that next makes checked, and counted in a pool (nil: not at all). refused counts those
-// that are closed for their answers; nil: not counted.
-func bounded(next dial, pool *metrics.Pool, refused *atomic.Uint64) dial {
+// bounded has the connections that next makes checked, and counted in a pool (nil: not at all).
+func bounded(next dial, pool *metrics.Pool) dial {
 	if pool == nil {
 		pool = new(metrics.Pool)
 	}
@@ -44,7 +43,7 @@ func bounded(next dial, pool *metrics.Pool, refused *atomic.Uint64) dial {
 		}
 		pool.Made.Add(1)
 		pool.Open.Add(1)
-		return &redisConn{Conn: c, replies: replies{left: mostReply}, pool: pool, refused: refused}, nil
+		return &redisConn{Conn: c, replies: replies{left: mostReply}, pool: pool}, nil
 	}
 }
 
@@ -59,7 +58,6 @@ type redisConn struct {
 	net.Conn
 	replies // the reader's
 	pool    *metrics.Pool
-	refused *atomic.Uint64
 	seen    uint64 // the reader's: of written
 	written atomic.Uint64
 	closed  sync.Once
@@ -86,9 +84,7 @@ func (c *redisConn) Read(p []byte) (int, error) {
 	}
 	if before == nil {
 		_ = c.Close()
-		if c.refused != nil {
-			c.refused.Add(1)
-		}
+		c.pool.Refused.Add(1)
 	}
 	return 0, c.err
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -81,8 +80,8 @@ func FuzzReplies(f *testing.F) {
 // counted anew.
 func TestBadRepliesEndConnections(t *testing.T) {
 	server, client := net.Pipe()
-	pool, refused := new(metrics.Pool), new(atomic.Uint64)
-	c, err := bounded(func(context.Context, string, string) (net.Conn, error) { return client, nil }, pool, refused)(t.Context(), "", "")
+	pool := new(metrics.Pool)
+	c, err := bounded(func(context.Context, string, string) (net.Conn, error) { return client, nil }, pool)(t.Context(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +111,8 @@ func TestBadRepliesEndConnections(t *testing.T) {
 	}
 	_, again := c.Read(got)
 	_ = c.Close()
-	if !errors.Is(again, errReply) || refused.Load() != 1 || pool.Open.Load() != 0 || pool.Made.Load() != 1 || pool.Closed.Load() != 1 {
-		t.Errorf("then %v, with %d refused and the pool %+v", again, refused.Load(), pool)
+	if !errors.Is(again, errReply) || pool.Refused.Load() != 1 || pool.Open.Load() != 0 || pool.Made.Load() != 1 || pool.Closed.Load() != 1 {
+		t.Errorf("then %v, with the pool %+v", again, pool)
 	}
 }
 

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -10,15 +9,16 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // Recalls without a pause count as many answers, and not as one beyond the bounds.
 func TestManyRecallsKeepTheSubscription(t *testing.T) {
 	const messages, channel = 2 * mostReply / 64, "sluice:recalled:1"
 	server := redistest.Start(t)
-	f, refused := few, new(atomic.Uint64)
+	f, pool := few, new(metrics.Pool)
 	f.URL = server.Addr
-	o, err := f.options(nil, refused)
+	o, err := f.options(pool)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestManyRecallsKeepTheSubscription(t *testing.T) {
 			cancel()
 		}
 	})
-	if got != messages || refused.Load() != 0 {
-		t.Errorf("of %d recalls %d arrive, and %d connections are closed", messages, got, refused.Load())
+	if got != messages || pool.Refused.Load() != 0 {
+		t.Errorf("of %d recalls %d arrive, and %d connections are closed", messages, got, pool.Refused.Load())
 	}
 }

@@ -11,13 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -55,7 +54,7 @@ func (f *Redis) setting(name string) string {
 }
 
 // options are a client's, whose connections dial makes.
-func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.UniversalOptions, error) {
+func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
 		DialTimeout: f.Timeout, DialerRetries: 1, MinIdleConns: min(f.PoolSize, 4), ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
@@ -92,7 +91,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 		return nil, err
 	}
 	// With a dialer of its own the client leaves TLS to it.
-	o.Dialer = bounded(redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}), pool, refused)
+	o.Dialer = bounded(redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}), pool)
 	return o, f.checkAddresses(o.Addrs)
 }
 
@@ -168,14 +167,14 @@ func userAndPassword(auth string) (user, password string) {
 }
 
 func (f *Redis) tls() (*tls.Config, error) {
-	own := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "REDIS_TLS_CLIENT_", Log: f.log}
+	own := settings.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "REDIS_TLS_CLIENT_", Log: f.log}
 	c, err := own.Client(f.TLSCACert, "REDIS_TLS_CACERT")
 	if err != nil {
 		return nil, err
 	}
 	if f.TLSSkip {
 		c.InsecureSkipVerify = true
-		c.VerifyConnection = func(state tls.ConnectionState) error { return clienttls.VerifyChain(c.RootCAs, state) }
+		c.VerifyConnection = func(state tls.ConnectionState) error { return settings.VerifyChain(c.RootCAs, state) }
 	}
 	return c, nil
 }
@@ -221,7 +220,7 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
 	case replied: // MOVED, CLUSTERDOWN, MISCONF, LOADING and others
 		return fmt.Sprintf("the server refuses commands: check its state, and %s, which is %q", f.setting("TYPE"), f.Type)
-	case f.secure() && clienttls.CutOff(text):
+	case f.secure() && settings.CutOff(text):
 		return fmt.Sprintf("check REDIS_TLS_CLIENT_CERT, which is %q: the server may refuse it", f.TLSCert)
 	}
 	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // startup holds a client back until its Redis has answered for the first time, and
@@ -24,12 +25,13 @@ import (
 // Until then the client opens no connection, and each command fails with the error of the last attempt. A pool
 // that has failed often dials only once a second, which is too late for a Redis that starts.
 type startup struct {
-	flags *Redis
-	ping  func(context.Context) error // over a connection of its own
-	tried chan struct{}               // closed when the first attempt has ended
-	came  chan struct{}               // closed when the Redis has answered
-	ended chan struct{}               // closed when no probe runs any more
-	why   atomic.Pointer[error]
+	flags  *Redis
+	client redis.UniversalClient
+	ping   func(context.Context) error // over a connection of its own
+	tried  chan struct{}               // closed when the first attempt has ended
+	came   chan struct{}               // closed when the Redis has answered
+	ended  chan struct{}               // closed when no probe runs any more
+	why    atomic.Pointer[error]
 }
 
 // Bounds of a start.
@@ -49,13 +51,13 @@ func newStartup(flags *Redis, ping func(context.Context) error) *startup {
 	return &startup{flags: flags, ping: ping, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// run probes until the Redis answers, calls came, and warms the client. It returns when that is done, or an
-// error when it took longer than the settings allow. It blocks; failed gets the error of each attempt.
-func (s *startup) run(ctx context.Context, client redis.UniversalClient, came func(), failed func(error)) error {
+// Start implements [Store]. It probes until the Redis answers, calls came, and warms the client. It returns when that
+// is done.
+func (s *startup) Start(ctx context.Context, came func(), failed func(error)) error {
 	defer close(s.ended)
 	first := true
 	return s.flags.insist(ctx, func(ctx context.Context) error {
-		err := s.attempt(ctx, client, came)
+		err := s.attempt(ctx, came)
 		if first {
 			close(s.tried)
 			first = false
@@ -80,18 +82,17 @@ func (f *Redis) insist(ctx context.Context, try func(context.Context) error, fai
 		if ctx.Err() == nil {
 			failed(err)
 		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), ErrStartup) {
-				return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
-			}
+		upkeep.Sleep(ctx, askEvery)
+		if errors.Is(context.Cause(ctx), ErrStartup) {
+			return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
+		}
+		if ctx.Err() != nil {
 			return nil
-		case <-time.After(askEvery):
 		}
 	}
 }
 
-func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, answered func()) error {
+func (s *startup) attempt(ctx context.Context, answered func()) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	if s.refusal() != nil {
@@ -101,7 +102,7 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 		}
 		close(s.came)
 	}
-	if err := s.warmUp(ctx, client); err != nil {
+	if err := s.warmUp(ctx); err != nil {
 		return err
 	}
 	answered()
@@ -110,8 +111,8 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 
 // warmUp loads the ledger's scripts into each server, and fills the pool with used connections. Of a Cluster, one
 // server is enough: a shard that is down must not keep the keys of the others from being served.
-func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) error {
-	switch c := client.(type) {
+func (s *startup) warmUp(ctx context.Context) error {
+	switch c := s.client.(type) {
 	case *redis.ClusterClient:
 		var warm atomic.Bool
 		err := c.ForEachMaster(ctx, func(ctx context.Context, server *redis.Client) error {
@@ -128,7 +129,7 @@ func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) erro
 	case *redis.Client:
 		return s.warmServer(ctx, c)
 	}
-	return client.Ping(ctx).Err()
+	return s.client.Ping(ctx).Err()
 }
 
 func (s *startup) warmServer(ctx context.Context, client *redis.Client) error {

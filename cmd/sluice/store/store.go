@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -86,9 +85,8 @@ func (f *Flags) OnRedis() bool { return f.URL == "" || strings.HasPrefix(f.URL, 
 // Options are how a store is opened.
 type Options struct {
 	Flags
-	Log     *slog.Logger
-	Pool    *metrics.Pool  // counts connections; nil: not counted
-	Refused *atomic.Uint64 // counts answers that were not accepted; nil: not counted
+	Log  *slog.Logger
+	Pool *metrics.Pool // counts connections; nil: not counted
 }
 
 // scheme is one kind of store.

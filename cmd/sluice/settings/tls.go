@@ -1,5 +1,4 @@
-// Package clienttls is how this service makes itself known to servers and peers by TLS, and checks who they are.
-package clienttls
+package settings
 
 import (
 	"cmp"
@@ -12,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/cmd/sluice/reread"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Certificate presents the certificate in two files to the other side. The files are looked at for each new connection,
@@ -29,7 +27,7 @@ type Certificate struct {
 func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	c = &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca != "" {
-		c.RootCAs, err = Pool(ca)
+		c.RootCAs, err = CertPool(ca)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", caSetting, err)
 		}
@@ -37,15 +35,15 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	if f.Cert+f.Key == "" {
 		return c, nil
 	}
-	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: Bad(f.Log)}
+	own := &upkeep.FileValue[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: BadCertificate(f.Log)}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return c, own.Load(time.Now()) // it must be good now
 }
 
-// Bad logs at most once a minute why new files are not used.
-func Bad(log *slog.Logger) func(error) {
+// BadCertificate logs at most once a minute why new files are not used.
+func BadCertificate(log *slog.Logger) func(error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	return pace.Seldom(time.Minute, func(err error) {
+	return upkeep.Seldom(time.Minute, func(err error) {
 		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
 	})
 }
@@ -78,8 +76,8 @@ func CutOff(text string) bool {
 	return slices.ContainsFunc([]string{"broken pipe", "connection reset", "EOF"}, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// Pool reads the certificates in a file.
-func Pool(file string) (*x509.CertPool, error) {
+// CertPool reads the certificates in a file.
+func CertPool(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err

@@ -1,5 +1,4 @@
-// Package clitest runs command lines in tests, and checks the examples in their help.
-package clitest
+package sluicetest
 
 import (
 	"bytes"
@@ -8,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
 // Run runs one command line of a grammar, and returns the exit code and what it writes.

@@ -1,24 +1,20 @@
-package record
+package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Command is the command that replays the record.
-type Command struct {
+// auditCmd replays the record of audited rules.
+type auditCmd struct {
 	Files  []string `arg:"" type:"existingfile" help:"Files of all nodes (AUDIT_FILE, and FILE.1)."`
 	Rule   string   `help:"Part of the name of a rule."`
 	Key    string   `help:"Part of the name of an account."`
@@ -27,7 +23,7 @@ type Command struct {
 }
 
 // Help is what `sluice audit --help` says below its summary.
-func (*Command) Help() string {
+func (*auditCmd) Help() string {
 	return `Examples:
 
   sluice audit node1.jsonl node2.jsonl      the files of AUDIT_FILE, of any number of nodes
@@ -35,13 +31,17 @@ func (*Command) Help() string {
 }
 
 // Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound.
-func (c *Command) Run(s cli.Streams) error {
-	all, trimmed, err := c.read()
-	if err != nil {
-		return err
-	}
-	for _, t := range trimmed {
-		fmt.Fprintln(s.Err, "sluice:", t)
+func (c *auditCmd) Run(s cli.Streams) error {
+	var all []audit.Event
+	for _, name := range c.Files {
+		events, missing, err := audit.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, m := range missing {
+			fmt.Fprintln(s.Err, "sluice:", m)
+		}
+		all = append(all, events...)
 	}
 	events := len(all)
 	all = slices.DeleteFunc(all, func(e audit.Event) bool {
@@ -75,7 +75,7 @@ func (c *Command) Run(s cli.Streams) error {
 }
 
 // print prints the usage of each window.
-func (c *Command) print(s cli.Streams, windows []*audit.Window) (err error) {
+func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) (err error) {
 	if !c.JSON {
 		return printWindows(s.Out, windows)
 	}
@@ -90,7 +90,7 @@ func (c *Command) print(s cli.Streams, windows []*audit.Window) (err error) {
 
 // printWindows prints the usage of each window, and the causes of usage beyond its limit.
 func printWindows(out io.Writer, windows []*audit.Window) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := cli.Columns(out)
 	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tADMITTED\tREFUSED\tREFUSED BUT CHARGED\tCHARGED AT MOST\t"+
 		"CHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\t")
 	var debt ratelimit.Tokens
@@ -112,39 +112,4 @@ func printWindows(out io.Writer, windows []*audit.Window) error {
 	}
 	_, err := fmt.Fprintf(out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
-}
-
-// read returns all events, and the known gaps.
-func (c *Command) read() (all []audit.Event, missing []string, err error) {
-	for _, name := range c.Files {
-		gaps, err := readFile(name, &all)
-		missing = append(missing, gaps...)
-		if err != nil {
-			return all, nil, err
-		}
-	}
-	return all, missing, nil
-}
-
-// readFile reads the events of a file, and notes lines that a full disk or a crash has cut off.
-func readFile(name string, all *[]audit.Event) (missing []string, err error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	before, lines := len(*all), bufio.NewScanner(f)
-	lines.Buffer(nil, auditBytes) // after a crash, the end of a file may be zeros
-	for n := 1; lines.Scan(); n++ {
-		var e audit.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
-			missing = append(missing, fmt.Sprintf("%s:%d is not an event of AUDIT_FILE", name, n))
-			continue
-		}
-		*all = append(*all, e)
-	}
-	if len(*all) == before && len(missing) > 0 {
-		return nil, errors.New(missing[0])
-	}
-	return missing, lines.Err()
 }

@@ -1,5 +1,4 @@
-// Package reread keeps up with files that change while a process runs: certificates, and keys.
-package reread
+package upkeep
 
 import (
 	"os"
@@ -8,9 +7,9 @@ import (
 	"time"
 )
 
-// Value is what some files say. While they are bad or missing, the last good value stays. It is safe for concurrent
+// FileValue is what some files say. While they are bad or missing, the last good value stays. It is safe for concurrent
 // use.
-type Value[T any] struct {
+type FileValue[T any] struct {
 	Files []string
 	Read  func(now time.Time) (T, error) // of the files
 	// Failed gets the errors after the first reading, one for each look at bad files; nil: they are dropped.
@@ -31,14 +30,14 @@ type state struct {
 }
 
 // Load reads the files, which must be good now. It comes before the first Get.
-func (v *Value[T]) Load(now time.Time) error {
+func (v *FileValue[T]) Load(now time.Time) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.readLocked(now, v.states())
 }
 
 // Get is the value. It reads the files again if one has changed.
-func (v *Value[T]) Get(now time.Time) T {
+func (v *FileValue[T]) Get(now time.Time) T {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if now.Sub(v.looked) < v.Least {
@@ -53,7 +52,7 @@ func (v *Value[T]) Get(now time.Time) T {
 	return v.good
 }
 
-func (v *Value[T]) readLocked(now time.Time, states []state) error {
+func (v *FileValue[T]) readLocked(now time.Time, states []state) error {
 	v.looked = now
 	fresh, err := v.Read(now)
 	if err == nil {
@@ -62,7 +61,7 @@ func (v *Value[T]) readLocked(now time.Time, states []state) error {
 	return err
 }
 
-func (v *Value[T]) states() (all []state) {
+func (v *FileValue[T]) states() (all []state) {
 	for _, name := range v.Files {
 		var s state
 		if info, err := os.Stat(name); err == nil {

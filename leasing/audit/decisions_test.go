@@ -1,4 +1,4 @@
-package record
+package audit
 
 import (
 	"context"
@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
-	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -25,7 +23,7 @@ type recorded struct {
 
 func newRecorded(t *testing.T, l ratelimit.Limit) *recorded {
 	r := &recorded{T: t, name: filepath.Join(t.TempDir(), "audit"), now: ratelimit.Instant(time.Second)}
-	file, err := Open(r.name, slog.Default())
+	file, err := OpenRecord(r.name, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +42,13 @@ func (r *recorded) asks(kind ratelimit.Kind, cost ratelimit.Tokens) ([]ratelimit
 }
 
 // windows are what the replay has.
-func (r *recorded) windows() []*audit.Window {
+func (r *recorded) windows() []*Window {
 	r.Write()
-	var all []audit.Event
-	if _, err := readFile(r.name, &all); err != nil {
+	all, _, err := ReadFile(r.name)
+	if err != nil {
 		r.Fatal(err)
 	}
-	return audit.Replay(all)
+	return Replay(all)
 }
 
 // Requests that are refused do not count as admitted, and those that were charged all the same are shown. What is given
@@ -64,7 +62,7 @@ func TestDecisionsAreRecorded(t *testing.T) {
 				r.asks(ratelimit.Spend, 3)
 			}
 			charged := map[ratelimit.OnDeny]ratelimit.Tokens{ratelimit.DenyCharges: 204}[deny]
-			want := audit.Decided{Admitted: 90, Refused: 204, RefusedCharged: charged}
+			want := Decided{Admitted: 90, Refused: 204, RefusedCharged: charged}
 			if all := r.windows(); len(all) != 1 || all[0].Decided != want || all[0].Limit != 90 || !all[0].Held() {
 				t.Fatalf("%v, deny %v: %+v", r.rule.Limit, deny, all[0])
 			}
@@ -84,7 +82,7 @@ func TestDecisionsAreRecorded(t *testing.T) {
 	}
 }
 
-// Each window has its own line, and a rule without an audit has none. The command prints the columns.
+// Each window has its own line, and a rule without an audit has none.
 func TestDecisionsOfWindows(t *testing.T) {
 	r := newRecorded(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5})
 	for range 3 {
@@ -100,12 +98,9 @@ func TestDecisionsOfWindows(t *testing.T) {
 		t.Fatalf("%d windows", len(all))
 	}
 	for _, w := range all {
-		if w.Decided != (audit.Decided{Admitted: 5, Refused: 2, RefusedCharged: 2}) || w.Ends.Second() != 0 {
+		if w.Decided != (Decided{Admitted: 5, Refused: 2, RefusedCharged: 2}) || w.Ends.Second() != 0 {
 			t.Errorf("%+v", w)
 		}
-	}
-	if code, out, errs := clitest.Run(new(Command), []string{"--json", r.name}); code != 0 {
-		t.Errorf("%d %s\n%s", code, errs, out)
 	}
 }
 

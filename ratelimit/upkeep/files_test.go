@@ -1,4 +1,4 @@
-package reread
+package upkeep
 
 import (
 	"errors"
@@ -18,14 +18,15 @@ func TestValueFollowsItsFiles(t *testing.T) {
 		}
 	}
 	broken := false // for a reason that no file shows
-	v := &Value[string]{Files: []string{file}, Least: time.Second, Failed: func(error) { fails++ }, Read: func(time.Time) (string, error) {
+	v := &FileValue[string]{Files: []string{file}, Least: time.Second, Failed: func(error) { fails++ }}
+	v.Read = func(time.Time) (string, error) {
 		reads++
 		text, err := os.ReadFile(file)
 		if broken {
 			err = errors.New("broken")
 		}
 		return string(text), err
-	}}
+	}
 	now := time.Unix(1_800_000_000, 0)
 	if err := v.Load(now); err == nil {
 		t.Error("a missing file is good")

@@ -1,33 +1,28 @@
-package record
+package audit
 
 import (
 	"context"
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
-
-// Base decides, and is looked into.
-type Base interface {
-	ratelimit.Limiter
-	ratelimit.Inspector
-}
 
 // Decisions is a limiter that records what its base decides under audited rules: what was admitted, and what was
 // refused, for each key and window. It writes them once a second, and at the end. A crash loses up to a second of them.
 // It is safe for concurrent use.
 type Decisions struct {
-	Base
+	ratelimit.NodeLimiter // the base
+
 	record *Record
 	holder string
 	// time divides windows of decisions that name none, as those of on_store_failure.
 	time func(ratelimit.Instant) ratelimit.LedgerTime
 
 	mu   sync.Mutex
-	open map[decided]*audit.Event // guarded by mu; not written yet
+	open map[decided]*Event // guarded by mu; not written yet
 }
 
 // decided is what an event is about.
@@ -46,16 +41,16 @@ const (
 
 // NewDecisions makes one. holder is this process's name in the record.
 func NewDecisions(
-	base Base, r *Record, holder ratelimit.Holder, time func(ratelimit.Instant) ratelimit.LedgerTime,
+	base ratelimit.NodeLimiter, r *Record, holder ratelimit.Holder, time func(ratelimit.Instant) ratelimit.LedgerTime,
 ) *Decisions {
 	return &Decisions{
-		Base: base, record: r, holder: audit.HolderName(holder), time: time, open: map[decided]*audit.Event{},
+		NodeLimiter: base, record: r, holder: account.HolderName(holder), time: time, open: map[decided]*Event{},
 	}
 }
 
 // Run writes what is decided, until ctx is done.
 func (d *Decisions) Run(ctx context.Context) {
-	pace.Every(ctx, writeEvery, d.Write)
+	upkeep.Every(ctx, writeEvery, d.Write)
 	d.Write()
 }
 
@@ -63,7 +58,7 @@ func (d *Decisions) Run(ctx context.Context) {
 func (d *Decisions) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
-	d.Base.Decide(ctx, now, asks, verdicts)
+	d.NodeLimiter.Decide(ctx, now, asks, verdicts)
 	for i := range asks {
 		if asks[i].Rule.Coordination.Audit {
 			d.count(now, &asks[i], &verdicts[i], once)
@@ -73,7 +68,7 @@ func (d *Decisions) Decide(
 
 // Undo implements [ratelimit.Limiter]. Requests that are taken back were refused by another limit.
 func (d *Decisions) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	d.Base.Undo(now, asks, verdicts)
+	d.NodeLimiter.Undo(now, asks, verdicts)
 	for i := range asks {
 		if asks[i].Rule.Coordination.Audit && asks[i].Kind == ratelimit.Spend {
 			d.count(now, &asks[i], &verdicts[i], takenBack)
@@ -115,7 +110,7 @@ func (d *Decisions) count(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 }
 
 // event is the open event of a decision. The caller holds mu.
-func (d *Decisions) event(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) *audit.Event {
+func (d *Decisions) event(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) *Event {
 	of := decided{rule: a.Rule, window: v.Window}
 	limit := &a.Rule.Limit
 	switch {
@@ -129,7 +124,7 @@ func (d *Decisions) event(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 	of.key = string(a.Key)
 	e := d.open[of]
 	if e == nil {
-		made := audit.NewDecided(a.Rule, ratelimit.KeyName(a.Key), d.holder, of.window)
+		made := newDecided(a.Rule, ratelimit.KeyName(a.Key), d.holder, of.window)
 		e = &made
 		d.open[of] = e
 	}
@@ -146,7 +141,7 @@ func (d *Decisions) Write() {
 
 func (d *Decisions) write() {
 	for _, e := range d.open {
-		d.record.write(e)
+		d.record.add(e)
 	}
 	clear(d.open)
 }

@@ -1,4 +1,4 @@
-package pace
+package upkeep
 
 import (
 	"errors"
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The first error of a kind is reported at once, and later ones once in a while with their number. Kinds beyond the bound
-// count together.
+// The first error of a kind is reported at once, and later ones once in a while with their number. Kinds beyond the
+// bound count together.
 func TestByKind(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	var told []string

@@ -1,4 +1,4 @@
-package sizing
+package settings
 
 import (
 	"bytes"
@@ -35,13 +35,13 @@ func TestOwnMemory(t *testing.T) {
 			}
 			return nil, os.ErrNotExist
 		}
-		if got := own(read); got != c.want {
+		if got := ownMemory(read); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
 	old := debug.SetMemoryLimit(300 << 20)
 	defer debug.SetMemoryLimit(old)
-	if got := own(os.ReadFile); got.Bytes != 300<<20 || got.From != "GOMEMLIMIT" {
+	if got := ownMemory(os.ReadFile); got.Bytes != 300<<20 || got.From != "GOMEMLIMIT" {
 		t.Errorf("%+v", got)
 	}
 }

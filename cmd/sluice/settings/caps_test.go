@@ -1,4 +1,4 @@
-package sizing
+package settings
 
 import (
 	"fmt"
@@ -51,11 +51,11 @@ func TestMaxMemory(t *testing.T) {
 		"2GiB": 2 << 30, "67108864": 64 << 20, "67108864B": 64 << 20, "65536KiB": 64 << 20, "512MiB": 512 << 20, "1TiB": 1 << 40,
 		"63MiB": 0, "1GB": 0, "": 0, "-1GiB": 0, "9999999999GiB": 0, "GiB": 0, "1.5GiB": 0,
 	} {
-		if got, err := parse(text); got != want || (err == nil) != (want > 0) {
+		if got, err := parseMemory(text); got != want || (err == nil) != (want > 0) {
 			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
 		}
 	}
-	if m, err := Of("1GiB"); err != nil || m != (Memory{1 << 30, "MAX_MEMORY", true}) {
+	if m, err := MemoryOf("1GiB"); err != nil || m != (Memory{1 << 30, "MAX_MEMORY", true}) {
 		t.Errorf("%+v %v", m, err)
 	}
 }

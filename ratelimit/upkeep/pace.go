@@ -1,5 +1,6 @@
-// Package pace repeats what happens now and then: [Every] with a ticker, [Seldom] and [ByKind] in logs.
-package pace
+// Package upkeep is what a process does again and again while it serves: with pauses ([Every], [Sleep]), in a log
+// ([Seldom], [ByKind]), and with files that change ([FileValue]).
+package upkeep
 
 import (
 	"cmp"
@@ -23,10 +24,12 @@ func Seldom(d time.Duration, f func(error)) func(error) {
 // kinds bounds the kinds with a count of their own.
 const kinds = 16
 
-// ByKind calls f with the first error of a kind, and with a later one when d has passed since the last call for that kind.
-// count is the number of errors of the kind since then, this one included. The returned function is safe for concurrent
-// use. The first [kinds] kinds have counts of their own, and all others share one.
-func ByKind(clock func() time.Time, d time.Duration, kind func(error) string, f func(err error, count int)) func(error) {
+// ByKind calls f with the first error of a kind, and with a later one when d has passed since the last call for that
+// kind. count is the number of errors of the kind since then, this one included. The returned function is safe for
+// concurrent use. The first [kinds] kinds have counts of their own, and all others share one.
+func ByKind(
+	clock func() time.Time, d time.Duration, kind func(error) string, f func(err error, count int),
+) func(error) {
 	type state struct {
 		next  time.Time
 		count int
@@ -68,5 +71,13 @@ func Every(ctx context.Context, d time.Duration, f func()) {
 		case <-t.C:
 			f()
 		}
+	}
+}
+
+// Sleep waits for d, or until ctx is done.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }

@@ -1,4 +1,4 @@
-package record
+package audit
 
 import (
 	"encoding/json"
@@ -8,16 +8,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
-	"github.com/sluice-gate/sluice/leasing/audit"
 )
 
 // granted is a line of AUDIT_FILE: a holder is granted more of a limit of 100 until the year 2100.
 func granted(t *testing.T, holder string, more, sum int64) string {
 	t.Helper()
 	line, err := json.Marshal(map[string]any{
-		"kind": audit.WasGrant, "rule": "d.k", "key": "year|d|k=x", "holder": holder, "at_us": sum, "window": 1, "ends_us": int64(4e15),
+		"kind": WasGrant, "rule": "d.k", "key": "year|d|k=x", "holder": holder, "at_us": sum, "window": 1, "ends_us": int64(4e15),
 		"fence": sum, "total": more, "granted": more, "need": more, "limit": 100, "sum": sum,
 	})
 	if err != nil {
@@ -26,40 +23,15 @@ func granted(t *testing.T, holder string, more, sum int64) string {
 	return string(line) + "\n"
 }
 
-// A window whose grants exceed the limit fails the audit of the files of all nodes, and is shown as broken.
-func TestAuditFindsABrokenLimit(t *testing.T) {
-	dir := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	one, two, bad := file("one", granted(t, "a", 100, 100)), file("two", granted(t, "b", 7, 107)), file("bad", "{}\n")
-	if code, out, errs := clitest.Run(new(Command), []string{one}); code != 0 || !strings.Contains(out, "held") {
-		t.Errorf("of one file: %d %s\n%s", code, errs, out)
-	}
-	if code, out, errs := clitest.Run(new(Command), []string{one, two}); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 1 windows") {
-		t.Errorf("of both files: %d %s\n%s", code, errs, out)
-	}
-	if code, _, errs := clitest.Run(new(Command), []string{"--rule=none", one}); code != 1 || !strings.Contains(errs, `--rule "none" and --key "" leave out its 1 events`) {
-		t.Errorf("of a rule that is not on record: %d %s", code, errs)
-	}
-	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE") {
-		t.Errorf("of another file: %d %s", code, errs)
-	}
-}
-
 // A full file of audits moves aside, and the file before goes.
 func TestAuditFileIsBounded(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "audit")
-	f, err := openCapped(name, 10)
+	f, err := openRecord(name, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{"first 6\n", "second\n", "third\n"} {
-		if _, err := f.Write([]byte(line)); err != nil {
+		if _, err := f.write([]byte(line)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +45,7 @@ func TestAuditFileIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{"fourth\n", "fifth\n"} {
-		if _, err := f.Write([]byte(line)); err != nil {
+		if _, err := f.write([]byte(line)); err != nil {
 			t.Fatalf("after the file was moved: %v", err)
 		}
 	}
@@ -89,13 +61,13 @@ func TestAuditFileThatStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{pipe, mount} {
-		f, err := openCapped(name, 10)
+		f, err := openRecord(name, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
 		reader, _ := os.OpenFile(name, os.O_RDWR, 0)
 		for _, line := range []string{"first 6\n", "second\n", "third\n"} {
-			if n, err := f.Write([]byte(line)); n != len(line) || err != nil && name == pipe {
+			if n, err := f.write([]byte(line)); n != len(line) || err != nil && name == pipe {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -113,17 +85,20 @@ func TestAuditReadsOnAfterACutLine(t *testing.T) {
 	if err := os.WriteFile(name, []byte(one+two[:20]+strings.Repeat("\x00", 1<<17)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := openCapped(name, auditBytes)
+	f, err := openRecord(name, mostBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, holder := range []string{"c", "d"} {
-		if _, err := f.Write([]byte(granted(t, holder, 1, 3))); err != nil {
+		if _, err := f.write([]byte(granted(t, holder, 1, 3))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	code, out, errs := clitest.Run(new(Command), []string{"--json", name})
-	if code != 0 || !strings.Contains(out, `"holders":3`) || !strings.Contains(errs, name+":2 is not an event") {
-		t.Errorf("%d %s\n%s", code, errs, out)
+	all, missing, err := ReadFile(name)
+	if err != nil || len(missing) != 1 || !strings.HasPrefix(missing[0], name+":2 is not an event") {
+		t.Errorf("%q %v", missing, err)
+	}
+	if windows := Replay(all); len(windows) != 1 || windows[0].Holders != 3 {
+		t.Errorf("%+v", windows)
 	}
 }

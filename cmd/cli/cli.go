@@ -1,3 +1,8 @@
+// Package cli runs the command lines of sluice and sluicelab.
+//
+// [Run] promises the same of each command. Help and results go to Out. Errors go to Err, after the name of the program.
+// The exit code is 0, 1 of a command that failed, or 2 of a wrong command line. A command is a struct of kong whose
+// method Run takes [Streams].
 package cli
 
 import (
@@ -6,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
 )
@@ -30,6 +36,9 @@ func Terminal(w io.Writer) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
+
+// Columns aligns cells that end with tabs. Flush writes them.
+func Columns(out io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(out, 0, 0, 2, ' ', 0) }
 
 // JSON writes v for programs, on several lines.
 func (s Streams) JSON(v any) error {

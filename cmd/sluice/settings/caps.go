@@ -1,4 +1,4 @@
-package sizing
+package settings
 
 import (
 	"fmt"
@@ -100,8 +100,8 @@ var byteUnits = []struct {
 // leastMemory is less than a node needs to start.
 const leastMemory = 64 << 20
 
-// parse reads MAX_MEMORY: bytes, with a unit as GOMEMLIMIT has it.
-func parse(text string) (int64, error) {
+// parseMemory reads MAX_MEMORY: bytes, with a unit as GOMEMLIMIT has it.
+func parseMemory(text string) (int64, error) {
 	for _, unit := range byteUnits {
 		number, ok := strings.CutSuffix(text, unit.name)
 		if n, err := strconv.ParseInt(number, 10, 64); ok && err == nil && n >= (leastMemory+unit.of-1)/unit.of && n <= (1<<50)/unit.of {

@@ -1,4 +1,4 @@
-package sizing
+package settings
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 // Memory is how much this process may use, and who says so.
@@ -24,17 +24,17 @@ type Memory struct {
 // unknownMemory is what to reckon with where the system says nothing.
 const unknownMemory = 2 << 30
 
-// Of is the memory that MAX_MEMORY gives this process, or without it what the system does.
-func Of(maxMemory string) (Memory, error) {
+// MemoryOf is the memory that MAX_MEMORY gives this process, or without it what the system does.
+func MemoryOf(maxMemory string) (Memory, error) {
 	if maxMemory == "" {
-		return own(os.ReadFile), nil
+		return ownMemory(os.ReadFile), nil
 	}
-	bytes, err := parse(maxMemory)
+	bytes, err := parseMemory(maxMemory)
 	return Memory{bytes, "MAX_MEMORY", true}, err
 }
 
-// own finds the least of what bounds this process.
-func own(read func(string) ([]byte, error)) Memory {
+// ownMemory finds the least of what bounds this process.
+func ownMemory(read func(string) ([]byte, error)) Memory {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
 		return Memory{limit, "GOMEMLIMIT", true}
 	}
@@ -154,7 +154,7 @@ func EaseCollector(ctx context.Context, streams func() int64, lookup func(string
 		return
 	}
 	now := usual
-	pace.Every(ctx, 5*time.Second, func() {
+	upkeep.Every(ctx, 5*time.Second, func() {
 		if next := growth(now, int(streams())); next != now {
 			now = next
 			debug.SetGCPercent(now)
