@@ -58,7 +58,7 @@ type flags struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
 	TLS          tlsFlags              `embed:"" group:"ports"`
-	DebugHosts   string                `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
+	DebugHosts   string                `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names that the debug port accepts, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
 	Holds        holdFlags             `embed:"" group:"coordination"`
 	XDS          xdsFlags              `embed:"" group:"rules"`
 	LastGood     string                `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
