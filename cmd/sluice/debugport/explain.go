@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
@@ -74,7 +75,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	}
 	if h := e.Holds; h != nil {
 		row("hold", "%s: the next request holds %d", e.Hold.Hold, h.Next)
-		row("", "over-admission in addition: %s", e.Hold.Over)
+		row("", "over-admission by holds: %s", e.Hold.Over)
 		row("", "all keys of the rule, at this node: %d requests held %d tokens; holds of %d tokens were settled and cost %d", h.Requests, h.Tokens, h.Settled, h.Cost)
 	}
 	if e.Look != nil {
@@ -124,7 +125,7 @@ func explainAccount(row rower, a *ratelimit.AccountLook) {
 	for _, h := range a.Holders {
 		where := cmp.Or(h.Node, fmt.Sprintf("a node that is not registered (%x)", uint64(h.Holder)))
 		if h.Here {
-			where += " (this node)"
+			where = strings.TrimSpace(h.Node + " (this node)")
 		}
 		row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d", where, h.Fence, h.Granted, h.Spent, h.Outstanding)
 	}

@@ -56,7 +56,7 @@ func (c *Top) Run(s cli.Streams) error {
 		if c.JSON {
 			return s.JSONLine(v)
 		}
-		if cli.Terminal(s.Out) { // the page begins anew
+		if c.Times != 1 && cli.Terminal(s.Out) { // the page begins anew
 			fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
 		}
 		return v.write(s.Out)
