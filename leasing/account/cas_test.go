@@ -10,11 +10,19 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// between is a store in which something happens before each write.
+// between is a store in which something happens before each write and read.
 type between struct {
 	*MemoryStore
 	now     instant
 	happens func(changes []Change) error
+	reads   func()
+}
+
+func (b *between) Read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
+	if b.reads != nil {
+		b.reads()
+	}
+	return b.MemoryStore.Read(ctx, keys)
 }
 
 func (b *between) Write(ctx context.Context, life string, changes []Change) ([]bool, error) {
@@ -108,6 +116,40 @@ func TestCASLosesItsData(t *testing.T) {
 	c.Taken = 8
 	if g := settle(t, l, c)[0]; g.Sum != 8 {
 		t.Errorf("told of what was lost: %+v", g)
+	}
+}
+
+// Data that is lost between two tries of a message takes with it what the first try settled: no claim of the message is
+// granted.
+func TestCASLosesItsDataBetweenTries(t *testing.T) {
+	b, mine := newBetween(t)
+	other := NewCAS(b.MemoryStore, "c:")
+	tries, older := 0, b.Copy()
+	b.happens = func([]Change) error {
+		if tries++; tries == 1 { // another node is faster for the first account, and mine for the second
+			return settle(t, other, ofTen("k", 0xb00, 1, 1))[0].Err
+		}
+		return nil
+	}
+	b.reads = func() {
+		if tries == 1 {
+			tries++
+			b.Lose(older, "2")
+			epochOf(t, other)
+		}
+	}
+	grants := make([]Grant, 2)
+	claims := []Claim{ofTen("k", 0xa00, 1, 5), ofTen("j", 0xa00, 1, 10)}
+	if _, _, err := mine.Settle(t.Context(), claims, grants); !errors.Is(err, ErrLife) {
+		t.Errorf("the message is answered %v", err)
+	}
+	for i, g := range grants {
+		if !errors.Is(g.Err, ErrLife) || g.Granted != 0 {
+			t.Errorf("claim %d: %+v", i, g)
+		}
+	}
+	if g := settle(t, other, ofTen("j", 0xb00, 1, 10))[0]; g.Granted != 10 {
+		t.Errorf("%+v: the lost data's grant is in the new", g)
 	}
 }
 
