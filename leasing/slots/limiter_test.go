@@ -136,7 +136,13 @@ func (n *node) undo(slot int) {
 }
 
 // waiting is the number of asks that wait, of key k.
-func (n *node) waiting() int { return n.lane(ratelimit.KeyName([]byte("k"))).Len() }
+// waiting is the number of asks in the queue, and of gives that are tried again.
+func (n *node) waiting() int {
+	l := n.lane(ratelimit.KeyName([]byte("k")))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Len() + len(l.failed)
+}
 
 // What a ledger took whose answer came too late, or was lost, is given back where the request was refused; so is a
 // slot whose release was lost.
@@ -270,6 +276,23 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 		n.Limiter.Run(ctx)
 		if left := n.taken() - base; left != 0 {
 			n.Errorf("a node that ends keeps %d slots", left)
+		}
+	})
+}
+
+// An outage in which more slots end than a node may owe leaves it with as many as it may: the others come back when
+// their time is over.
+func TestGivesOfAnOutageAreBounded(t *testing.T) {
+	inBubble(t, 1<<20, ratelimit.FailClosed, func(n *node) {
+		n.dies(0)
+		for round := range 3 {
+			for i := range mostGives {
+				n.undo(1 + round*mostGives + i)
+			}
+			time.Sleep(5 * time.Second)
+			if owed := n.waiting(); owed < mostGives || owed > 2*mostGives {
+				n.Errorf("after the end of %d slots, %d are owed", (round+1)*mostGives, owed)
+			}
 		}
 	})
 }
