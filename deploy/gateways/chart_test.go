@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The rules of docs/guides/gateways.md#contour, and those that testdata needs.
+// The rules that the gateways' files and testdata need.
 const edge = `domain: edge
 descriptors:
   - {key: api_key, rate_limit: {unit: hour, requests_per_unit: 5}}
