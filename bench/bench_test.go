@@ -348,7 +348,7 @@ func TestOverload(t *testing.T) {
 // litellm's case with real fleets: who peeks goes over, and who holds what a request costs at most does not.
 func TestFiveAtOnce(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 6 * time.Second, Case: []string{"five"}, Seed: 1})
+	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
 	if len(r.Measured) != len(tokenWays) {
 		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(tokenWays))
 	}

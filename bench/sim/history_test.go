@@ -22,7 +22,7 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	debug.SetGCPercent(800) // worlds are small, and make much garbage
+	debug.SetGCPercent(400) // worlds are small, and make much garbage
 	os.Exit(m.Run())
 }
 
