@@ -53,7 +53,7 @@ func TestEconomyOfClaims(t *testing.T) {
 		requests         ratelimit.Tokens
 		keys             int
 		skew             float64
-		leasing, routing most // approx is as leasing
+		leasing, routing most // approx is as leasing, and played once
 	}{
 		{ratelimit.Minute, 60, 10_000, 1.1, most{520, 260}, most{260, 26}},
 		{ratelimit.Hour, 1000, 10_000, 1.1, most{205, 17}, most{130, 7}},
@@ -63,6 +63,9 @@ func TestEconomyOfClaims(t *testing.T) {
 		{ratelimit.Day, 1_000_000, 10, 1.1, most{1, 1}, most{1, 1}},
 	} {
 		for mode, early := range early {
+			if mode == "approx" && row.requests != 60 {
+				continue
+			}
 			l, most := ratelimit.Limit{Unit: row.unit, Multiplier: 1, Requests: row.requests}, row.leasing
 			if mode == "routing" {
 				most = row.routing
