@@ -80,6 +80,7 @@ type names struct {
 // sweeper is the state of sweeps.
 type sweeper struct {
 	part          int // number of the next sweep, of sweepParts
+	resting       use // stands for that of a key without one, in a sweep
 	gauged        gauges
 	leaving       atomic.Bool // the node ends: only waiting requests cause claims
 	evicted       atomic.Bool // single accounts may be lost: all totals are to be stated again

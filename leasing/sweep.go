@@ -26,10 +26,10 @@ func (f *Fleet) sweep(now instant) {
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
-		large := s.keys.Len() > largeShard
+		n := s.keys.Len()
 		s.mu.Unlock()
 		f.gauged.on = i%sweepParts == f.part // each key once in a round, for any number of visits
-		if !large || f.gauged.on || f.Young() {
+		if n > 0 && (n <= largeShard || f.gauged.on || f.Young()) {
 			f.sweepShard(now, s)
 		}
 	}
@@ -42,12 +42,11 @@ func (f *Fleet) sweep(now instant) {
 // sweepShard walks through a shard, a bounded number of keys under one lock.
 func (f *Fleet) sweepShard(now instant, s *shard) {
 	var over []keytable.ID
-	var scratch use // for all keys: it would be an allocation for each
 	for at := (keytable.Cursor{}); !at.Done; {
 		s.mu.Lock()
 		over = over[:0]
 		at = s.keys.Walk(at, func(c *cell) {
-			if f.sweepLocked(now, s, c, &scratch) {
+			if f.sweepLocked(now, s, c) {
 				over = append(over, c.ID())
 			}
 		})
@@ -71,8 +70,8 @@ func (s *shard) view(c *cell, scratch *use) entry {
 }
 
 // sweepLocked looks after one key. It reports whether the key can be dropped.
-func (f *Fleet) sweepLocked(now instant, s *shard, c *cell, scratch *use) (over bool) {
-	k := s.view(c, scratch)
+func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
+	k := s.view(c, &f.resting)
 	rule := k.rule()
 	f.gauged.add(rule, &k, now)
 	if k.use.flight != nil {
