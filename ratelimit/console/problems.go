@@ -244,22 +244,15 @@ func unlimitedBy(s *State, counts func(*metrics.Unlimited) bool) (names []string
 
 // alone names the rules with the most decisions without the store, their policy, and the reasons.
 func alone(s *State, rules recentRules) string {
-	type rate struct {
-		name string
-		n    float64
-	}
-	var by []rate
-	for i := range s.Rules {
-		r := &s.Rules[i]
-		if lately := rules[ruleID(r)]; lately.alone > 0 {
-			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy,
-				figure(lately.alone)), lately.alone})
+	of := func(r *metrics.RuleState) float64 { return rules[ruleID(r)].alone }
+	sorted := slices.Clone(s.Rules)
+	slices.SortStableFunc(sorted, func(a, b metrics.RuleState) int { return cmp.Compare(of(&b), of(&a)) })
+	var names []string
+	for i := range sorted {
+		r := &sorted[i]
+		if of(r) > 0 {
+			names = append(names, fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy, figure(of(r))))
 		}
-	}
-	slices.SortStableFunc(by, func(a, b rate) int { return cmp.Compare(b.n, a.n) })
-	names := make([]string, len(by))
-	for i := range by {
-		names[i] = by[i].name
 	}
 	return "By rule, with its on_store_failure, a second: " + few(names)
 }
