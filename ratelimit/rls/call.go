@@ -114,27 +114,21 @@ func (c *call) match(s *Service, d *config.Domain) {
 	c.keys = c.keys[:0]
 	c.holds = c.holds[:0]
 	c.slot = 0
+	for range c.request.descriptors {
+		c.matches = append(c.matches, match{ask: -1})
+	}
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		unknown := s.Stats.UnknownDomains.Named([]byte(c.request.domain))
 		unknown.Sources[ratelimit.FromLease].Add(1)
 		unknown.TotalHits.Add(uint64(len(c.request.descriptors)))
+		return
 	}
-	replaces, ends := false, false
-	for i := range c.request.descriptors {
-		c.matches = append(c.matches, match{ask: -1})
-		switch {
-		case d == nil:
-		// What says that a cost is not known comes last: another descriptor may say the cost.
-		case c.request.descriptors[i].ends:
-			ends = true
-		default:
-			replaces = c.matchAt(s, d, i) || replaces
-		}
-	}
-	if ends {
+	replaces := false
+	// What says that a cost is not known comes last: another descriptor may say the cost.
+	for _, ends := range [...]bool{false, true} {
 		for i := range c.request.descriptors {
-			if c.request.descriptors[i].ends {
+			if c.request.descriptors[i].ends == ends {
 				replaces = c.matchAt(s, d, i) || replaces
 			}
 		}
@@ -143,7 +137,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 	if replaces {
 		c.dropReplaced()
 	}
-	if d != nil && !slices.ContainsFunc(c.matches, func(m match) bool { return m.rule != nil }) {
+	if !slices.ContainsFunc(c.matches, func(m match) bool { return m.rule != nil }) {
 		c.countUnlimited(s, d)
 	}
 }
@@ -169,7 +163,16 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	start := len(c.keys)
 	m.settles = x.settles
-	c.matchOne(s, d, x, m)
+	entries := c.request.entriesOf(x)
+	if x.hasOverride {
+		if s.options.CalendarMonths {
+			x.override = x.override.Cut()
+		}
+		m.rule = d.OverrideRule(x.override)
+		c.keys = d.OverrideKey(x.override, entries, c.keys)
+	} else {
+		m.rule, c.keys = d.Match(entries, c.keys)
+	}
 	// The hash is taken here, for the keys of rules that need not be asked are dropped next.
 	if known := s.options.LocalCache; known != nil && m.rule != nil {
 		m.hash = known.hash(c.keys[start:])
@@ -188,19 +191,6 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 		c.keys = c.keys[:start]
 	}
 	return m.rule != nil && len(m.rule.Replaces) > 0
-}
-
-func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
-	entries := c.request.entriesOf(x)
-	if !x.hasOverride {
-		m.rule, c.keys = d.Match(entries, c.keys)
-		return
-	}
-	if s.options.CalendarMonths {
-		x.override = x.override.Cut()
-	}
-	m.rule = d.OverrideRule(x.override)
-	c.keys = d.OverrideKey(x.override, entries, c.keys)
 }
 
 // ask adds what a descriptor asks.
@@ -236,11 +226,7 @@ func (c *call) isReplaced(name string) bool {
 }
 
 func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) {
-	for len(c.verdicts) < len(c.asks) {
-		// The slice only grows, so that a pooled call need not allocate it again.
-		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
-	}
-	c.verdicts = c.verdicts[:len(c.asks)]
+	c.verdicts = slices.Grow(c.verdicts[:0], len(c.asks))[:len(c.asks)]
 	if len(c.asks) > 0 {
 		s.limiter.Decide(ctx, now, c.asks, c.verdicts)
 	}
