@@ -2,6 +2,7 @@ package rls
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -16,25 +17,22 @@ func (m *match) limit() *ratelimit.Limit { return m.verdict.InForce(m.rule) }
 // conclude turns verdicts into codes and the overall code, gives back what the
 // request must not cost, and counts it all.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
-	quota, quotaOver := 0, 0
+	quotaOver, quotaLeft := false, false
 	c.over = false
 	for i := range c.matches {
 		m := &c.matches[i]
 		c.judge(s, m, c.request.descriptors[i].negative)
 		switch {
-		case m.quota:
-			quota++
-			if m.over {
-				quotaOver++
-			}
+		case !m.quota:
+			c.over = c.over || m.over
 		case m.over:
-			c.over = true
+			quotaOver = true
+		default:
+			quotaLeft = true
 		}
 	}
 	// Quota descriptors refuse a request only if all of them are over.
-	if quota > 0 && quota == quotaOver {
-		c.over = true
-	}
+	c.over = c.over || quotaOver && !quotaLeft
 	// Only the overall code changes: statuses go on to say which limits would have refused.
 	if c.over && s.options.ShadowMode {
 		c.over = false
@@ -50,14 +48,12 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 
 // judge turns the verdict on a descriptor into its code.
 func (c *call) judge(s *Service, m *match, negative bool) {
+	switch {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
-	m.quota = s.options.QuotaMode
-	if m.bare() {
+	case m.bare():
+		m.quota = s.options.QuotaMode
 		return
-	}
-	m.quota = !m.rule.Unlimited && (m.rule.Quota || s.options.QuotaMode)
-	switch {
 	case m.rule.Unlimited:
 		return
 	case m.ask >= 0:
@@ -70,6 +66,7 @@ func (c *call) judge(s *Service, m *match, negative bool) {
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
+	m.quota = m.rule.Quota || s.options.QuotaMode
 	m.verdict.OverLimit = m.verdict.OverLimit && !negative // a refund of 0 is a peek
 	m.over = m.verdict.OverLimit && !m.rule.Shadow
 }
@@ -135,7 +132,6 @@ func (c *call) spare(s *Service) {
 	if !c.over && (!refused || !s.options.SpareOthers) {
 		return
 	}
-	some := false
 	for i := range c.asks {
 		a := &c.asks[i]
 		back := c.over && (refunds || denyRefunds(a.Rule)) ||
@@ -143,9 +139,9 @@ func (c *call) spare(s *Service) {
 		// A peek and a refund have charged nothing that could be given back. A request that passes keeps its holds,
 		// slots among them.
 		back = back && a.Kind == ratelimit.Spend && (c.over || a.Rule.Hold == nil)
-		c.spared, some = append(c.spared, back), some || back
+		c.spared = append(c.spared, back)
 	}
-	if some {
+	if slices.Contains(c.spared, true) {
 		c.restate()
 	}
 }

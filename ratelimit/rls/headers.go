@@ -82,8 +82,7 @@ func (c *call) header(to protowire.Number, key string, name []byte, first string
 		value = strconv.AppendUint(append(value, second...), m, 10)
 	}
 	c.out = wire.AppendMessage(c.out, to, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), key)
-		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)
+		return wire.AppendString(wire.AppendString(b, 1, key), 2, value)
 	})
 }
 

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
@@ -246,7 +244,7 @@ func (c *call) appendHold() {
 		return wire.AppendMessage(b, 1, func(b []byte) []byte { // an entry of its map
 			b = wire.AppendString(b, 1, EntryHold)
 			return wire.AppendMessage(b, 2, func(b []byte) []byte { // google.protobuf.Value: a string
-				return protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), c.hold)
+				return wire.AppendString(b, 3, c.hold)
 			})
 		})
 	})

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // appendMetadata writes dynamic_metadata: the request, and the metadata of the limits that let it pass. It allocates;
@@ -36,11 +37,8 @@ func (c *call) appendMetadata() {
 	if err != nil {
 		return // every value above is one that a Struct can hold
 	}
-	body, err := proto.Marshal(s)
-	if err != nil {
-		return
-	}
-	c.out = protowire.AppendBytes(protowire.AppendTag(c.out, 6, protowire.BytesType), body)
+	body, _ := proto.Marshal(s) // whose texts NewStruct has checked
+	c.out = wire.AppendString(c.out, 6, body)
 }
 
 func (c *call) describe(d *descriptor) map[string]any {
