@@ -21,7 +21,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	c.over = false
 	for i := range c.matches {
 		m := &c.matches[i]
-		c.judge(s, m, c.request.descriptors[i].negative)
+		c.judge(s, m)
 		switch {
 		case !m.quota:
 			c.over = c.over || m.over
@@ -47,7 +47,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 }
 
 // judge turns the verdict on a descriptor into its code.
-func (c *call) judge(s *Service, m *match, negative bool) {
+func (c *call) judge(s *Service, m *match) {
 	switch {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
@@ -67,7 +67,7 @@ func (c *call) judge(s *Service, m *match, negative bool) {
 		}
 	}
 	m.quota = m.rule.Quota || s.options.QuotaMode
-	m.verdict.OverLimit = m.verdict.OverLimit && !negative // a refund of 0 is a peek
+	m.verdict.OverLimit = m.verdict.OverLimit && !m.of.negative // a refund of 0 is a peek
 	m.over = m.verdict.OverLimit && !m.rule.Shadow
 }
 
@@ -81,7 +81,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		}
 		a := ratelimit.Ask{Rule: m.rule}
 		if m.ask < 0 { // unlimited, or requests_per_unit: 0
-			a.Kind, a.Cost = c.request.ask(&c.request.descriptors[i])
+			a.Kind, a.Cost = c.request.ask(m.of)
 		} else {
 			a = c.asks[m.ask]
 			s.Stats.Sources[m.verdict.Source].Add(1)
@@ -89,7 +89,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		// In 32 bits, 0.7 of 90 is 63, and not a little less.
 		near := ratelimit.Tokens(float32(m.limit().Capacity()) * float32(s.options.NearLimitRatio))
 		hit := known != nil && !m.rule.Unlimited && known.lookUp(now, m.hash, m.verdict.OverLimit)
-		c.counters(m.rule, i).Count(a, m.verdict, near, hit)
+		c.counters(m).Count(a, m.verdict, near, hit)
 	}
 	if known == nil {
 		return
@@ -105,12 +105,13 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 
 // counters are what a descriptor's rule is counted in: the rule's own, or those
 // of a name that the request has a part in.
-func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounters {
+func (c *call) counters(m *match) *ratelimit.RuleCounters {
+	r := m.rule
 	if !r.MetricNames.FromRequest() {
 		return r.Counters
 	}
 	c.name = c.name[:0]
-	for level, e := range c.request.entriesOf(&c.request.descriptors[descriptor]) {
+	for level, e := range c.request.entriesOf(m.of) {
 		c.name = r.AppendLevel(c.name, level, e.Key, e.Value)
 	}
 	return r.Counters.Named(c.name)

@@ -15,11 +15,12 @@ import (
 func (c *call) appendMetadata() {
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
 	fields := map[string]any{"domain": strings.Clone(c.request.domain)}
-	descriptors := make([]any, len(c.request.descriptors))
+	descriptors := make([]any, len(c.matches))
 	merged := map[string]any{}
-	for i := range c.request.descriptors {
-		descriptors[i] = c.describe(&c.request.descriptors[i])
-		if m := &c.matches[i]; !m.bare() && !m.rule.Unlimited && !m.over {
+	for i := range c.matches {
+		m := &c.matches[i]
+		descriptors[i] = c.describe(m.of)
+		if !m.bare() && !m.rule.Unlimited && !m.over {
 			mergeMetadata(merged, m.rule.Metadata)
 		}
 	}
