@@ -302,15 +302,15 @@ type remembered struct {
 	At    []int64 `json:"at_ms"`
 	Nodes []int   `json:"nodes"`
 	column
-	Failed []float64    `json:"failed"`
+	Failed series       `json:"failed"`
 	P99    []float64    `json:"p99_ms"` // -1: there were no calls
-	Worst  []float64    `json:"worst_percent"`
+	Worst  series       `json:"worst_percent"`
 	Here   hereColumn   `json:"here"`
 	Rules  []ruleColumn `json:"rules"`
 }
 
 type hereColumn struct {
-	Passed []float64 `json:"passed"`
+	Passed series    `json:"passed"`
 	P99    []float64 `json:"p99_ms"`
 }
 
@@ -320,15 +320,19 @@ type ruleColumn struct {
 }
 
 type column struct {
-	Passed  []float64 `json:"passed"`
-	Refused []float64 `json:"refused"`
-	Alone   []float64 `json:"alone"`
+	Passed  series `json:"passed"`
+	Refused series `json:"refused"`
+	Alone   series `json:"alone"`
 }
 
+type series []float64
+
+func (s *series) add(v float64) { *s = append(*s, round(v)) }
+
 func (c *column) add(passed, refused, alone float64) {
-	c.Passed = append(c.Passed, round(passed))
-	c.Refused = append(c.Refused, round(refused))
-	c.Alone = append(c.Alone, round(alone))
+	c.Passed.add(passed)
+	c.Refused.add(refused)
+	c.Alone.add(alone)
 }
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
@@ -363,13 +367,13 @@ func (v *remembered) add(was, is *look) {
 	r := is.since(was)
 	v.At = append(v.At, is.at.UnixMilli())
 	v.Nodes = append(v.Nodes, is.others.nodes+1)
-	v.Here.Passed = append(v.Here.Passed, round(r.Passed))
+	v.Here.Passed.add(r.Passed)
 	v.Here.P99 = append(v.Here.P99, inMilliseconds(r.P99))
 	r.add(&is.others.rates)
 	v.column.add(r.Passed, r.Refused, r.Alone)
-	v.Failed = append(v.Failed, round(r.Failed))
+	v.Failed.add(r.Failed)
 	v.P99 = append(v.P99, inMilliseconds(r.P99))
-	v.Worst = append(v.Worst, round(r.Worst))
+	v.Worst.add(r.Worst)
 	for i := range v.Rules {
 		c := &v.Rules[i]
 		var of RuleRates
