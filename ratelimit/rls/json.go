@@ -11,8 +11,6 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 // ServeJSON answers POST /json: the request as protojson in the body, the answer as protojson with 200 (OK)
@@ -54,25 +52,17 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 // errOverloaded is the answer to a request that the gate refuses.
 var errOverloaded = errors.New("overloaded: the request was rejected without a charge")
 
-// enterJSON lets a request in, unless its caller has gone or the node is overloaded.
-func (s *Service) enterJSON(r *http.Request, gate *shed.Gate) error {
-	runtime.Gosched() // net/http finds out now whether the caller is still there
-	if r.Context().Err() != nil {
-		gate.Late()
-		return errGone
-	}
-	if gate.EnterNow(s.clock()) != nil {
-		return errOverloaded
-	}
-	return nil
-}
-
 // decideJSON is the answer to a request that is complete, as text. Only now the call enters the gate: a body that comes
 // slowly would hold a place. It leaves with the answer: one that its caller does not read refuses no other.
 func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer *rlsv3.RateLimitResponse, err error) {
 	if gate := s.options.Gate; gate != nil {
-		if err := s.enterJSON(r, gate); err != nil {
-			return nil, nil, err
+		runtime.Gosched() // net/http finds out now whether the caller is still there
+		switch {
+		case r.Context().Err() != nil:
+			gate.Late()
+			return nil, nil, errGone
+		case gate.EnterNow(s.clock()) != nil:
+			return nil, nil, errOverloaded
 		}
 		defer gate.EndNow()
 	}
