@@ -75,7 +75,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	failedCalls(s, &recent, say)
-	if names := silent(s, rules, s.Now.Sub(s.Started)); len(names) > 0 {
+	if names := silent(s, rules); len(names) > 0 {
 		say(Warn, "silent-limit", "In the last 15 minutes: "+few(names)+".",
 			"%s may limit nothing", counted(len(names), "limit"))
 	}
@@ -114,15 +114,14 @@ func failedCalls(s *State, recent *Rates, say sayer) {
 		}
 		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(recent.Other))
 	}
+	bare, causes := unlimitedBy(s.Unlimited)
 	if recent.Bare > calls/much {
-		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause == metrics.NoDescriptors })
 		say(Bad, "unlimited",
 			"They get an error, and Envoy admits them, unless failure_mode_deny is set. Since the start: "+
-				few(causes)+".",
+				few(bare)+".",
 			"%s requests a second have no descriptors", figure(recent.Bare))
 	}
 	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/much {
-		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause != metrics.NoDescriptors })
 		first := "of rare causes"
 		if len(causes) > 0 {
 			first = causes[0]
@@ -224,22 +223,20 @@ func minority(sets map[string][]string) (names []string) {
 	return names
 }
 
-// unlimitedBy names the causes that count for requests without a rule, the most frequent first.
-func unlimitedBy(s *State, counts func(*metrics.Unlimited) bool) (names []string) {
-	for _, u := range s.Unlimited {
-		if !counts(&u) {
-			continue
-		}
+// unlimitedBy names the domains of requests without descriptors, and the causes of others without a rule, the most
+// frequent first.
+func unlimitedBy(all []metrics.Unlimited) (bare, causes []string) {
+	for _, u := range all {
 		switch u.Cause {
 		case metrics.NoRuleForDomain:
-			names = append(names, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
+			causes = append(causes, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
 		case metrics.NoRuleForKey:
-			names = append(names, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
+			causes = append(causes, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
 		case metrics.NoDescriptors:
-			names = append(names, fmt.Sprintf("domain %s (%d)", u.Domain, u.Requests))
+			bare = append(bare, fmt.Sprintf("domain %s (%d)", u.Domain, u.Requests))
 		}
 	}
-	return names
+	return bare, causes
 }
 
 // alone names the rules with the most decisions without the store, their policy, and the reasons.

@@ -149,8 +149,8 @@ func (c *call) settle(h *held, ask ratelimit.Ask) {
 		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, int64(h.cost))
 	}
 	ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount
-	if h.cost < h.amount {
-		ask.Kind, ask.Cost = ratelimit.Release, h.amount-h.cost
+	if ask.Cost < 0 {
+		ask.Kind, ask.Cost = ratelimit.Release, -ask.Cost
 	}
 	if ask.Cost > 0 {
 		c.ask(h.match, ask)
