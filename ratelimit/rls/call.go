@@ -25,7 +25,7 @@ type call struct {
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
 	slot     uint64       // its number; 0: no descriptor holds
-	// spared says of each ask whether its charge is given back; empty: none is.
+	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
 	out    []byte

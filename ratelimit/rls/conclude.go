@@ -122,17 +122,13 @@ func (c *call) counters(m *match) *ratelimit.RuleCounters {
 // A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that refused it
 // does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of the request.
 func (c *call) spare(s *Service) {
-	c.spared = c.spared[:0]
 	refused, refunds := false, false
 	for i := range c.matches {
 		m := &c.matches[i]
 		refused = refused || m.verdict.OverLimit
 		refunds = refunds || m.over && denyRefunds(m.rule)
 	}
-	// Nothing was refused that anything would be given back for.
-	if !c.over && (!refused || !s.options.SpareOthers) {
-		return
-	}
+	c.spared = c.spared[:0]
 	for i := range c.asks {
 		a := &c.asks[i]
 		back := c.over && (refunds || denyRefunds(a.Rule)) ||

@@ -171,7 +171,7 @@ func (c *call) concludeHolds(s *Service) {
 		case m.settles:
 			h.count(m.rule.Counters, &c.verdicts[m.ask])
 		// A hold of 0 has an id, too: by that its cost is charged.
-		case m.ask < 0, c.over && h.amount == 0, len(c.spared) > 0 && c.spared[m.ask], c.verdicts[m.ask].OverLimit:
+		case m.ask < 0, c.over && h.amount == 0, c.spared[m.ask], c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
