@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// Bounds of the history: about 2 MB, and at most a two-hundredth of a CPU to collect it.
+// Bounds of the history: 1.3 MB with 10 rules, 4.5 MB with watchedRules, and at most a
+// two-hundredth of a CPU to collect it.
 const (
 	lookEvery    = 2 * time.Second
 	looks        = 451 // a quarter of an hour
