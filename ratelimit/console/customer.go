@@ -22,11 +22,7 @@ func (e *Explanation) sentence(rule *ratelimit.Rule, entries []config.Entry, now
 		limit += " (override)"
 	}
 	is := e.Ledger
-	left := max(0, is.Free)
-	if l := e.Lease; l != nil && l.Expires > 0 {
-		left += l.Unspent
-	}
-	if left > 0 {
+	if left := max(0, is.Free) + unspent(e.Look); left > 0 {
 		return fmt.Sprintf("%s has %d left of %s.", who, left, limit)
 	}
 	text := fmt.Sprintf("%s is over %s: %s.", who, limit, usage(rule, is))

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -152,7 +153,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Next = c.over(rule) + ": the limit of this key is 0"
 		return e
 	}
-	e.Trouble = c.outage(rule)
+	e.Trouble = c.outage(e.OnFailure)
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
 	if look.Ledger != nil {
 		for i := range look.Ledger.Holders {
@@ -170,20 +171,20 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if e.Holds != nil {
 		cost = e.Holds.Next
 	}
-	e.Next, e.WholeAgain = c.next(rule, &look, cost)
+	e.Next, e.WholeAgain = c.next(rule, &e, cost)
 	e.Sentence = e.sentence(rule, entries, time.Now())
 	return e
 }
 
-// outage says that the store does not answer, and how a rule decides meanwhile; "": it answers.
-func (c *console) outage(rule *ratelimit.Rule) string {
+// outage says that the store does not answer, and which on_store_failure decides meanwhile; "": it answers.
+func (c *console) outage(policy string) string {
 	s := c.Metrics.Limiter()
 	if !s.BreakerOpen {
 		return ""
 	}
 	return fmt.Sprintf(
 		"The store has not answered this node for %v: leases are spent, then on_store_failure (%s) decides.",
-		s.SyncAge.Round(time.Second), ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure])
+		s.SyncAge.Round(time.Second), policy)
 }
 
 // over is the answer to a request that the limit refuses.
@@ -216,46 +217,47 @@ func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 
 // next is the result of a request with a cost, in the observed state.
 func (c *console) next(
-	rule *ratelimit.Rule, v *ratelimit.Look, cost ratelimit.Tokens,
+	rule *ratelimit.Rule, e *Explanation, cost ratelimit.Tokens,
 ) (verdict string, resets time.Duration) {
-	over, l := c.over(rule), v.Lease
-	left, here := rule.Limit.Capacity(), ratelimit.Tokens(0)
-	if v.Ledger != nil {
-		left = max(0, v.Ledger.Free)
+	over, here := c.over(rule), unspent(e.Look)
+	left := rule.Limit.Capacity()
+	if e.Ledger != nil {
+		left = max(0, e.Ledger.Free)
 	}
-	share := c.Metrics.Seat != nil && rule.Drifts()
-	if l != nil && l.Expires > 0 {
-		here = l.Unspent
-	}
+	l := cmp.Or(e.Lease, &ratelimit.LeaseLook{})
 	short := ": the account has no tokens left"
 	if left+here > 0 {
 		short = fmt.Sprintf(": it holds %d, and %d are left", cost, left+here)
 	}
 	switch {
-	case v.Owner != "":
-		return "decided by its owner: ask the debug port of the node whose PEER_ADDR is " + v.Owner, 0
+	case e.Owner != "":
+		return "decided by its owner: ask the debug port of the node whose PEER_ADDR is " + e.Owner, 0
 	case here >= cost:
 		text := fmt.Sprintf("OK, from the lease of this node: %d unspent here", l.Unspent)
-		if v.LedgerError == "" {
+		if e.LedgerError == "" {
 			text += fmt.Sprintf(", %d left in the account", left)
 		}
 		return text, l.Resets
-	case l != nil && l.Refuses > 0:
+	case l.Refuses > 0:
 		return over + ": no tokens before the reset", l.Refuses
-	case v.LedgerError != "" || l != nil && l.Failing:
+	case e.LedgerError != "" || l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
-			withoutStore(rule, v.Alone, cost, over),
-			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
-			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
+			withoutStore(rule, e.Alone, cost, over), e.OnFailure, c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left+here >= cost:
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
-	case share:
+	case c.Metrics.Seat != nil && rule.Drifts():
 		return "OK from a drift share, else " + over + short, 0
-	case l != nil:
-		return over + short, l.Resets
 	default:
-		return over + short, 0
+		return over + short, l.Resets
 	}
+}
+
+// unspent are the tokens of a lease that has not expired.
+func unspent(v *ratelimit.Look) ratelimit.Tokens {
+	if v.Lease == nil || v.Lease.Expires <= 0 {
+		return 0
+	}
+	return v.Lease.Unspent
 }
 
 // withoutStore is the decision of a rule's on_store_failure.

@@ -87,11 +87,10 @@ func busiest(all []*look) []string {
 	decided := map[string]float64{}
 	for i := 1; i < len(all); i++ {
 		is, was := all[i], all[i-1]
-		for j := range is.rules {
-			r := &is.rules[j]
-			if old := was.rule(r.id); old != nil {
-				of := r.since(old)
-				decided[r.id] += float64(of.passed + of.refused)
+		for id, now := range is.rules {
+			if old, ok := was.rules[id]; ok {
+				of := now.since(old)
+				decided[id] += float64(of[countPassed] + of[countRefused])
 			}
 		}
 		for id, r := range is.others.rules {

@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// Bounds of the history: about 2 MB, and at most a two-hundredth of a CPU to collect it.
+// Bounds of the history: 1.3 MB with 10 rules, 4.5 MB with watchedRules, and at most a
+// two-hundredth of a CPU to collect it.
 const (
 	lookEvery    = 2 * time.Second
 	looks        = 451 // a quarter of an hour
@@ -48,24 +49,32 @@ type look struct {
 	took  []bucket
 	// replies are the times of round trips, in microseconds.
 	replies ratelimit.DistributionCounts
-	rules   []ruleLook // at most watchedRules
+	rules   map[string]counters // at most watchedRules
 	others  others
 }
 
 // counters are those of a node or a rule, since its start.
-type counters struct {
-	passed, refused, failed, alone, full, beyond, byPolicy uint64
-	unlimited, bare                                        uint64 // requests without a rule, or without descriptors
-	other                                                  uint64 // of failed, except for those without descriptors
-	hits                                                   uint64 // cost of requests
-	ended, costless                                        uint64 // holds, see metrics.RuleState
-	trips, waited                                          uint64 // round trips, and their microseconds
-}
+type counters [countKinds]uint64
 
-type ruleLook struct {
-	id string
-	counters
-}
+// What counters count.
+const (
+	countPassed = iota
+	countRefused
+	countFailed
+	countAlone
+	countFull
+	countBeyond
+	countByPolicy
+	countUnlimited // requests without a rule
+	countBare      // requests without descriptors
+	countOther     // of countFailed, except for those without descriptors
+	countHits      // cost of requests
+	countEnded     // holds, see metrics.RuleState
+	countCostless  // holds, see metrics.RuleState
+	countTrips     // round trips
+	countWaited    // microseconds of round trips
+	countKinds
+)
 
 // bucket counts calls that took at most so many seconds.
 type bucket struct {
@@ -150,67 +159,55 @@ func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	crowded := s.Fallbacks[ratelimit.FallbackReasons[ratelimit.FallbackTableFull]]
 	l := look{at: at, lost: s.Store.Recoveries, took: took, replies: s.Store.Replies, counters: counters{
-		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, other: s.OtherErrors + s.Shed,
-		alone: sum(s.Fallbacks) - crowded,
-		full:  crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
-		waited: uint64(s.Store.Waited * 1e6), unlimited: s.UnlimitedRequests, bare: s.BareRequests,
+		countPassed: s.OK, countRefused: s.OverLimit,
+		countFailed: s.Errors + s.Shed, countOther: s.OtherErrors + s.Shed,
+		countAlone: sum(s.Fallbacks) - crowded,
+		countFull:  crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]],
+		countTrips: s.Store.RoundTrips, countWaited: uint64(s.Store.Waited * 1e6),
+		countUnlimited: s.UnlimitedRequests, countBare: s.BareRequests,
 	}}
-	l.rules = make([]ruleLook, 0, len(s.Rules))
+	l.rules = make(map[string]counters, len(s.Rules))
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		if r.Share > 0 {
 			l.worst = max(l.worst, 100*float64(r.Worst)/float64(r.Share))
 		}
-		l.rules = append(l.rules, ruleLook{unique.Make(ruleID(r)).Value(), counters{
-			passed: r.Decisions - r.Denied, refused: r.Denied, alone: sum(r.Fallbacks), beyond: r.Beyond,
-			byPolicy: r.BeyondByPolicy, hits: r.Hits, ended: r.Ended, costless: r.Costless,
-		}})
+		l.rules[unique.Make(ruleID(r)).Value()] = counters{
+			countPassed: r.Decisions - r.Denied, countRefused: r.Denied, countAlone: sum(r.Fallbacks),
+			countBeyond: r.Beyond, countByPolicy: r.BeyondByPolicy, countHits: r.Hits,
+			countEnded: r.Ended, countCostless: r.Costless,
+		}
 	}
 	return l
 }
 
 // since are the increases from earlier counters. A counter that was reset has none.
-func (c counters) since(o *counters) counters {
-	less := func(now, before uint64) uint64 { return now - min(before, now) }
-	return counters{
-		passed: less(c.passed, o.passed), refused: less(c.refused, o.refused), failed: less(c.failed, o.failed),
-		alone: less(c.alone, o.alone), full: less(c.full, o.full), beyond: less(c.beyond, o.beyond),
-		byPolicy: less(c.byPolicy, o.byPolicy), trips: less(c.trips, o.trips), waited: less(c.waited, o.waited),
-		unlimited: less(c.unlimited, o.unlimited), bare: less(c.bare, o.bare), hits: less(c.hits, o.hits),
-		other: less(c.other, o.other), ended: less(c.ended, o.ended), costless: less(c.costless, o.costless),
+func (c counters) since(before counters) counters {
+	for i := range c {
+		c[i] -= min(before[i], c[i])
 	}
+	return c
 }
 
 // rates are those of increases in so many seconds.
 func (c counters) rates(seconds float64) Rates {
+	rate := func(count int) float64 { return float64(c[count]) / seconds }
 	return Rates{
-		Passed: float64(c.passed) / seconds, Refused: float64(c.refused) / seconds,
-		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
-		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
-		Unlimited: float64(c.unlimited) / seconds, Bare: float64(c.bare) / seconds,
-		Other: float64(c.other) / seconds,
-		Trip:  float64(c.waited) / 1e6 / float64(max(1, c.trips)),
+		Passed: rate(countPassed), Refused: rate(countRefused), Failed: rate(countFailed),
+		Alone: rate(countAlone), Full: rate(countFull), Trips: rate(countTrips),
+		Unlimited: rate(countUnlimited), Bare: rate(countBare), Other: rate(countOther),
+		Trip: float64(c[countWaited]) / 1e6 / float64(max(1, c[countTrips])),
 	}
 }
 
 // since are a node's rates from an earlier look on.
 func (l *look) since(before *look) Rates {
-	r := l.counters.since(&before.counters).rates(l.at.Sub(before.at).Seconds())
+	r := l.counters.since(before.counters).rates(l.at.Sub(before.at).Seconds())
 	r.Fastest = float64(l.replies.LeastSince(&before.replies)) / 1e6
 	r.P99 = quantile(0.99, before.took, l.took)
 	r.Worst = l.worst
 	r.Lost = l.lost - min(before.lost, l.lost)
 	return r
-}
-
-// rule has the counters of a rule; nil: it has none, or too few decisions.
-func (l *look) rule(id string) *counters {
-	for i := range l.rules {
-		if l.rules[i].id == id {
-			return &l.rules[i].counters
-		}
-	}
-	return nil
 }
 
 func sum(m map[string]uint64) (n uint64) {
@@ -222,12 +219,7 @@ func sum(m map[string]uint64) (n uint64) {
 
 // quantile is a quantile of the values that a histogram counted between two looks, in its unit; -1: no values.
 func quantile(q float64, before, now []bucket) float64 {
-	grown := func(i int) float64 {
-		if i < len(before) {
-			return float64(now[i].n) - float64(before[i].n)
-		}
-		return float64(now[i].n)
-	}
+	grown := func(i int) float64 { return float64(now[i].n) - float64(before[i].n) }
 	if len(now) == 0 || grown(len(now)-1) <= 0 {
 		return -1
 	}
@@ -236,9 +228,6 @@ func quantile(q float64, before, now []bucket) float64 {
 	for i, b := range now {
 		n := grown(i)
 		if n >= rank {
-			if math.IsInf(b.top, 1) || n == under {
-				return low
-			}
 			return low + (b.top-low)*(rank-under)/(n-under)
 		}
 		low, under = b.top, n
@@ -282,16 +271,16 @@ func (h *History) recent() (Rates, recentRules) {
 	}
 	r := now.since(all[from])
 	r.P99, r.Lost = max(0, r.P99), now.since(all[0]).Lost
-	for i := range now.rules {
-		is := &now.rules[i]
-		ever := is.since(first(all, is.id))
-		lately := is.since(first(all[from:], is.id)).rates(now.at.Sub(all[from].at).Seconds())
-		r.Rules = append(r.Rules, RuleRates{is.id, round(lately.Passed), round(lately.Refused), round(lately.Alone)})
-		rules[is.id] = recentRule{
-			alone:    lately.Alone,
-			beyond:   is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
-			byPolicy: ever.byPolicy, decisions: ever.passed + ever.refused, refused: ever.refused, hits: ever.hits,
-			ended: ever.ended, costless: ever.costless,
+	for id, is := range now.rules {
+		ever := is.since(first(all, id))
+		lately := is.since(first(all[from:], id)).rates(now.at.Sub(all[from].at).Seconds())
+		r.Rules = append(r.Rules, RuleRates{id, round(lately.Passed), round(lately.Refused), round(lately.Alone)})
+		rules[id] = recentRule{
+			alone:     lately.Alone,
+			beyond:    is.since(all[0].rules[id])[countBeyond], // a rule beyond its bound is in each look
+			byPolicy:  ever[countByPolicy],
+			decisions: ever[countPassed] + ever[countRefused], refused: ever[countRefused], hits: ever[countHits],
+			ended: ever[countEnded], costless: ever[countCostless],
 		}
 	}
 	r.Rules = busiestRules(r.Rules)
@@ -299,13 +288,13 @@ func (h *History) recent() (Rates, recentRules) {
 }
 
 // first returns the counters of a rule at the earliest look that has them.
-func first(all []*look, id string) *counters {
+func first(all []*look, id string) counters {
 	for _, l := range all {
-		if c := l.rule(id); c != nil {
+		if c, ok := l.rules[id]; ok {
 			return c
 		}
 	}
-	return &counters{}
+	return counters{}
 }
 
 // remembered is the answer to /console/history: columns of equal length. They are sums of the nodes that respond, and
@@ -314,15 +303,15 @@ type remembered struct {
 	At    []int64 `json:"at_ms"`
 	Nodes []int   `json:"nodes"`
 	column
-	Failed []float64    `json:"failed"`
+	Failed series       `json:"failed"`
 	P99    []float64    `json:"p99_ms"` // -1: there were no calls
-	Worst  []float64    `json:"worst_percent"`
+	Worst  series       `json:"worst_percent"`
 	Here   hereColumn   `json:"here"`
 	Rules  []ruleColumn `json:"rules"`
 }
 
 type hereColumn struct {
-	Passed []float64 `json:"passed"`
+	Passed series    `json:"passed"`
 	P99    []float64 `json:"p99_ms"`
 }
 
@@ -332,15 +321,19 @@ type ruleColumn struct {
 }
 
 type column struct {
-	Passed  []float64 `json:"passed"`
-	Refused []float64 `json:"refused"`
-	Alone   []float64 `json:"alone"`
+	Passed  series `json:"passed"`
+	Refused series `json:"refused"`
+	Alone   series `json:"alone"`
 }
 
+type series []float64
+
+func (s *series) add(v float64) { *s = append(*s, round(v)) }
+
 func (c *column) add(passed, refused, alone float64) {
-	c.Passed = append(c.Passed, round(passed))
-	c.Refused = append(c.Refused, round(refused))
-	c.Alone = append(c.Alone, round(alone))
+	c.Passed.add(passed)
+	c.Refused.add(refused)
+	c.Alone.add(alone)
 }
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
@@ -375,18 +368,19 @@ func (v *remembered) add(was, is *look) {
 	r := is.since(was)
 	v.At = append(v.At, is.at.UnixMilli())
 	v.Nodes = append(v.Nodes, is.others.nodes+1)
-	v.Here.Passed = append(v.Here.Passed, round(r.Passed))
+	v.Here.Passed.add(r.Passed)
 	v.Here.P99 = append(v.Here.P99, inMilliseconds(r.P99))
 	r.add(&is.others.rates)
 	v.column.add(r.Passed, r.Refused, r.Alone)
-	v.Failed = append(v.Failed, round(r.Failed))
+	v.Failed.add(r.Failed)
 	v.P99 = append(v.P99, inMilliseconds(r.P99))
-	v.Worst = append(v.Worst, round(r.Worst))
+	v.Worst.add(r.Worst)
 	for i := range v.Rules {
 		c := &v.Rules[i]
 		var of RuleRates
-		old, now := was.rule(c.ID), is.rule(c.ID)
-		if old != nil && now != nil {
+		old, had := was.rules[c.ID]
+		now, has := is.rules[c.ID]
+		if had && has {
 			here := now.since(old).rates(is.at.Sub(was.at).Seconds())
 			of = RuleRates{Passed: here.Passed, Refused: here.Refused, Alone: here.Alone}
 		}

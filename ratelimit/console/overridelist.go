@@ -25,9 +25,10 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 		key, value, found := strings.Cut(part, "=")
 		name, bad := url.QueryUnescape(key)
 		text, worse := url.QueryUnescape(value)
-		if name == "entry" {
+		switch name {
+		case "entry":
 			name, text, found = strings.Cut(text, "=")
-		} else if name == "prefix" || name == "after" || name == "limit" {
+		case "prefix", "after", "limit":
 			page.Set(name, text)
 			continue
 		}
@@ -95,13 +96,14 @@ func (c *console) listed(o *overrides.Override) Overridden {
 		domain, text, _ = strings.Cut(o.Of, "?")
 		entries, _, _ = entriesOf(text)
 	}
+	var rule *ratelimit.Rule
 	if d := c.Metrics.Store.Rules().Domain(domain); d != nil {
-		rule, key := d.Match(entries, nil)
-		if rule != nil && string(ratelimit.DescriptorKey(key)) == o.Key {
-			return shown(rule, domain, DescriptorText(entries), o)
+		match, key := d.Match(entries, nil)
+		if match != nil && string(ratelimit.DescriptorKey(key)) == o.Key {
+			rule = match
 		}
 	}
-	return shown(nil, domain, DescriptorText(entries), o)
+	return shown(rule, domain, DescriptorText(entries), o)
 }
 
 // Page is a part of a list of overrides.
@@ -114,7 +116,7 @@ type Page struct {
 func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	n := defaultPage
-	if text := page.Get("limit"); err == nil && text != "" {
+	if text := page.Get("limit"); text != "" {
 		n, err = strconv.Atoi(text)
 		if err != nil || n < 1 || n > overridesOfAPage {
 			err = fmt.Errorf("limit is %.40q, must be between 1 and %d", text, overridesOfAPage)

@@ -103,19 +103,16 @@ type OverrideChange struct {
 // UnmarshalJSON reads each field once, by its exact name, so that the body cannot be read in two ways.
 func (s *OverrideChange) UnmarshalJSON(text []byte) error {
 	fields := map[json.Token]any{"limit": &s.Limit, "unit": &s.Unit, "expires": &s.Expires, "reason": &s.Reason}
-	d := json.NewDecoder(bytes.NewReader(text))
-	if first, err := d.Token(); err != nil || first != json.Delim('{') {
-		return errors.Join(errors.New("it is no object"), err)
+	d := json.NewDecoder(bytes.NewReader(text)) // which is valid JSON
+	if first, _ := d.Token(); first != json.Delim('{') {
+		return errors.New("it is no object")
 	}
 	for d.More() {
-		name, err := d.Token()
-		if err == nil && fields[name] == nil {
-			err = fmt.Errorf("%.40q is no field, or there twice", name)
+		name, _ := d.Token()
+		if fields[name] == nil {
+			return fmt.Errorf("%.40q is no field, or there twice", name)
 		}
-		if err == nil {
-			err = d.Decode(fields[name])
-		}
-		if err != nil {
+		if err := d.Decode(fields[name]); err != nil {
 			return err
 		}
 		delete(fields, name)
@@ -150,51 +147,30 @@ func (c *console) domain(name string) (*config.Domain, error) {
 	return d, nil
 }
 
-// key is the key of a descriptor whose rule allows overrides.
-func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, error) {
-	d, err := c.domain(domain)
-	if err != nil {
-		return nil, err
-	}
-	rule, key := d.Match(entries, nil)
-	if rule == nil {
-		return nil, refusing(http.StatusNotFound, "no rule matches the descriptor %.80q at its full depth: try "+
-			"sluice explain", DescriptorText(entries))
-	}
-	if why := rule.WhyNoOverrides(); why != "" {
-		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s cannot be overridden: %s",
-			rule.FullName(), why)
-	}
-	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, nil
-}
-
 // override is the override of a change under a rule.
 func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overrides.Override, err error) {
 	l := &rule.Limit
-	bad := func(format string, args ...any) error {
-		return refusing(http.StatusUnprocessableEntity, format, args...)
-	}
 	if s.Limit == nil {
-		return o, bad("limit is missing: a whole number, or unlimited")
+		return o, errors.New("limit is missing: a whole number, or unlimited")
 	}
 	o.Requests = s.Limit.Requests
 	o.Unlimited = s.Limit.Unlimited
 	o.Reason = s.Reason
 	o.Per = l.Per()
 	if o.Requests > l.Ceiling {
-		return o, bad("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
+		return o, fmt.Errorf("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
 	}
 	if why := rule.WhyRefusesAll(&o.Override); why != "" {
-		return o, bad("%s", why)
+		return o, errors.New(why)
 	}
 	u, known := ratelimit.ParseUnit(s.Unit)
 	if s.Unit != "" && (!known || u.Wire() != l.Unit.Wire() || l.Multiplier > 1) {
-		return o, bad("unit is %.40q, and the rule's limit is %s: leave unit out, and write the limit for that period",
-			s.Unit, l)
+		return o, fmt.Errorf(
+			"unit is %.40q, and the rule's limit is %s: leave unit out, and write the limit for that period", s.Unit, l)
 	}
 	o.Expires, err = expiry(s.Expires, now)
 	if err != nil {
-		return o, bad("%v", err)
+		return o, err
 	}
 	return o, overrideText("reason", s.Reason)
 }
@@ -225,11 +201,10 @@ func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 // overrideText checks an author or a reason.
 func overrideText(what, text string) error {
 	if len(text) > ratelimit.MaxOverrideText {
-		return refusing(http.StatusUnprocessableEntity, "%s has %d bytes, must be at most %d", what, len(text),
-			ratelimit.MaxOverrideText)
+		return fmt.Errorf("%s has %d bytes, must be at most %d", what, len(text), ratelimit.MaxOverrideText)
 	}
 	if strings.ContainsFunc(text, unprintable) {
-		return refusing(http.StatusUnprocessableEntity, "%s is not one line of UTF-8: %.60q", what, text)
+		return fmt.Errorf("%s is not one line of UTF-8: %.60q", what, text)
 	}
 	return nil
 }
@@ -246,14 +221,12 @@ func author(r *http.Request) (string, error) {
 	return "ADMIN_TOKEN at " + host, nil
 }
 
-// tag is an override's version in HTTP's form.
-func tag(o *overrides.Override) string { return strconv.Quote(strconv.FormatInt(int64(o.Set), 10)) }
-
 // condition is the override that a change replaces, by its version. If-Match: * means any existing one.
 func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, error) {
-	match, none := strings.Join(r.Header.Values("If-Match"), ","), strings.Join(r.Header.Values("If-None-Match"), ",")
+	matches, nones := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
+	match, none := strings.Join(matches, ","), strings.Join(nones, ",")
 	switch {
-	case match == "" && none == "" && len(r.Header.Values("If-Match"))+len(r.Header.Values("If-None-Match")) == 0:
+	case len(matches)+len(nones) == 0:
 		return table.Any, nil
 	case match == "" && none == "*":
 		return table.None, nil
@@ -264,9 +237,9 @@ func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, 
 		}
 		return o.Set, nil
 	}
-	text, err := strconv.Unquote(match)
-	version, bad := strconv.ParseInt(text, 10, 64)
-	if err != nil || bad != nil || version <= 0 || none != "" {
+	text, _ := strconv.Unquote(match) // "" if it has no quotes, which is no version
+	version, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || version <= 0 || none != "" {
 		return 0, refusing(http.StatusBadRequest,
 			"If-Match is %.60q and If-None-Match %.60q: give one of "+
 				"If-Match with the ETag of an answer, If-Match: * and If-None-Match: *", match, none)
@@ -275,30 +248,27 @@ func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, 
 }
 
 // setOverride changes an override, counts it and logs it. nil removes it.
-func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *overrides.Override,
-	expected table.Expected, from *http.Request, by string,
+func (c *console) setOverride(from *http.Request, a *ratelimit.Ask, descriptor, by string, o *overrides.Override,
+	expected table.Expected,
 ) (overrides.Override, error) {
+	ctx, cancel := context.WithTimeout(from.Context(), askTimeout)
+	defer cancel()
 	is, err := c.Overrides.Set(ctx, a.Key, o, expected)
-	result, what := metrics.OverrideSet, "an override was set"
-	if o == nil {
-		result, what = metrics.OverrideRemoved, "an override was removed"
-	}
-	about := []any{
-		"by", by, "from", from.RemoteAddr, "rule", a.Rule.FullName(), "descriptor",
-		descriptor,
-	}
+	about := []any{"by", by, "from", from.RemoteAddr, "rule", a.Rule.FullName(), "descriptor", descriptor}
 	if o != nil {
 		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "reason", o.Reason)
 		if o.Expires != 0 {
 			about = append(about, "expires", timeOf(o.Expires))
 		}
 	}
-	level := slog.LevelInfo
+	result, what, level := metrics.OverrideSet, "an override was set", slog.LevelInfo
 	switch {
 	case errors.Is(err, table.ErrChanged):
 		result = metrics.OverrideConflict
 	case err != nil:
 		result = metrics.OverrideFailed
+	case o == nil:
+		result, what = metrics.OverrideRemoved, "an override was removed"
 	}
 	if err != nil {
 		level = slog.LevelWarn
@@ -338,7 +308,7 @@ func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Overrid
 	return v
 }
 
-// asked is the key of a request for one override.
+// askedOverride is the key of a request for one override, which its rule allows, and its descriptor.
 func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error) {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	switch {
@@ -353,14 +323,23 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 			"the query has no entries: write KEY=VALUE&KEY=VALUE, in the order "+
 				"of the descriptor")
 	}
-	a, err := c.key(r.PathValue("domain"), entries)
+	d, err := c.domain(r.PathValue("domain"))
 	if err != nil {
 		return nil, "", err
 	}
-	if _, of, ok := descriptorOf(ratelimit.DescriptorKey(a.Key)); ok {
+	rule, key := d.Match(entries, nil)
+	if rule == nil {
+		return nil, "", refusing(http.StatusNotFound, "no rule matches the descriptor %.80q at its full depth: try "+
+			"sluice explain", DescriptorText(entries))
+	}
+	if why := rule.WhyNoOverrides(); why != "" {
+		return nil, "", refusing(http.StatusUnprocessableEntity, "the limits of %s cannot be overridden: %s",
+			rule.FullName(), why)
+	}
+	if _, of, ok := descriptorOf(ratelimit.DescriptorKey(key)); ok {
 		entries = of // with the pattern, whose values share the limit
 	}
-	return a, DescriptorText(entries), nil
+	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, DescriptorText(entries), nil
 }
 
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
@@ -389,26 +368,24 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 	}
 	by, err := author(r)
 	if err != nil {
-		return err
+		return refusing(http.StatusUnprocessableEntity, "%v", err)
 	}
 	var o *overrides.Override
 	if change != nil {
 		set, err := change.override(a.Rule, time.Now())
 		if err != nil {
 			c.Metrics.Overrides.Count(metrics.OverrideRefused)
-			return err
+			return refusing(http.StatusUnprocessableEntity, "%v", err)
 		}
 		set.By = by
 		set.Of = a.Rule.Domain + "?" + descriptor
 		o = &set
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
-	defer cancel()
 	expected, err := c.condition(r, a)
 	if err != nil {
 		return err
 	}
-	is, err := c.setOverride(ctx, a, descriptor, o, expected, r, by)
+	is, err := c.setOverride(r, a, descriptor, by, o, expected)
 	switch {
 	case err != nil:
 		return err
@@ -419,9 +396,15 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
 			"the store: the limit of the file is in force", change.Expires)
 	}
-	w.Header().Set("ETag", tag(&is))
-	answer(w, shown(a.Rule, a.Rule.Domain, descriptor, &is))
+	answerOverride(w, a.Rule, descriptor, &is)
 	return nil
+}
+
+// answerOverride answers an override, with its version in HTTP's form.
+func answerOverride(w http.ResponseWriter, rule *ratelimit.Rule, descriptor string, o *overrides.Override) {
+	v := shown(rule, rule.Domain, descriptor, o)
+	w.Header().Set("ETag", strconv.Quote(v.Version))
+	answer(w, v)
 }
 
 // getOverrides answers one override, or for a query without entries a page of the domain's.
@@ -439,7 +422,6 @@ func (c *console) getOverrides(w http.ResponseWriter, r *http.Request) error {
 		return refusing(http.StatusNotFound, "%s has no override for %.80q: the limit of the file is in force, %s",
 			a.Rule.FullName(), descriptor, a.Rule.Limit)
 	}
-	w.Header().Set("ETag", tag(&o))
-	answer(w, shown(a.Rule, a.Rule.Domain, descriptor, &o))
+	answerOverride(w, a.Rule, descriptor, &o)
 	return nil
 }

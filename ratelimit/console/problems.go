@@ -75,7 +75,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	failedCalls(s, &recent, say)
-	if names := silent(s, rules, s.Now.Sub(s.Started)); len(names) > 0 {
+	if names := silent(s, rules); len(names) > 0 {
 		say(Warn, "silent-limit", "In the last 15 minutes: "+few(names)+".",
 			"%s may limit nothing", counted(len(names), "limit"))
 	}
@@ -114,15 +114,14 @@ func failedCalls(s *State, recent *Rates, say sayer) {
 		}
 		say(Bad, "errors", detail, "%s calls a second get no decision: errors or shed calls", figure(recent.Other))
 	}
+	bare, causes := unlimitedBy(s.Unlimited)
 	if recent.Bare > calls/much {
-		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause == metrics.NoDescriptors })
 		say(Bad, "unlimited",
 			"They get an error, and Envoy admits them, unless failure_mode_deny is set. Since the start: "+
-				few(causes)+".",
+				few(bare)+".",
 			"%s requests a second have no descriptors", figure(recent.Bare))
 	}
 	if unlimited := recent.Unlimited - recent.Bare; unlimited > calls/much {
-		causes := unlimitedBy(s, func(u *metrics.Unlimited) bool { return u.Cause != metrics.NoDescriptors })
 		first := "of rare causes"
 		if len(causes) > 0 {
 			first = causes[0]
@@ -224,42 +223,33 @@ func minority(sets map[string][]string) (names []string) {
 	return names
 }
 
-// unlimitedBy names the causes that count for requests without a rule, the most frequent first.
-func unlimitedBy(s *State, counts func(*metrics.Unlimited) bool) (names []string) {
-	for _, u := range s.Unlimited {
-		if !counts(&u) {
-			continue
-		}
+// unlimitedBy names the domains of requests without descriptors, and the causes of others without a rule, the most
+// frequent first.
+func unlimitedBy(all []metrics.Unlimited) (bare, causes []string) {
+	for _, u := range all {
 		switch u.Cause {
 		case metrics.NoRuleForDomain:
-			names = append(names, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
+			causes = append(causes, fmt.Sprintf("no rules for the domain %s (%d)", u.Domain, u.Requests))
 		case metrics.NoRuleForKey:
-			names = append(names, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
+			causes = append(causes, fmt.Sprintf("no rule of %s has the key %s (%d)", u.Domain, u.Key, u.Requests))
 		case metrics.NoDescriptors:
-			names = append(names, fmt.Sprintf("domain %s (%d)", u.Domain, u.Requests))
+			bare = append(bare, fmt.Sprintf("domain %s (%d)", u.Domain, u.Requests))
 		}
 	}
-	return names
+	return bare, causes
 }
 
 // alone names the rules with the most decisions without the store, their policy, and the reasons.
 func alone(s *State, rules recentRules) string {
-	type rate struct {
-		name string
-		n    float64
-	}
-	var by []rate
-	for i := range s.Rules {
-		r := &s.Rules[i]
-		if lately := rules[ruleID(r)]; lately.alone > 0 {
-			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy,
-				figure(lately.alone)), lately.alone})
+	of := func(r *metrics.RuleState) float64 { return rules[ruleID(r)].alone }
+	sorted := slices.Clone(s.Rules)
+	slices.SortStableFunc(sorted, func(a, b metrics.RuleState) int { return cmp.Compare(of(&b), of(&a)) })
+	var names []string
+	for i := range sorted {
+		r := &sorted[i]
+		if of(r) > 0 {
+			names = append(names, fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy, figure(of(r))))
 		}
-	}
-	slices.SortStableFunc(by, func(a, b rate) int { return cmp.Compare(b.n, a.n) })
-	names := make([]string, len(by))
-	for i := range by {
-		names[i] = by[i].name
 	}
 	return "By rule, with its on_store_failure, a second: " + few(names)
 }

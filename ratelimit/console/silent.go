@@ -23,8 +23,9 @@ const (
 	manyRequests = 10_000
 )
 
-// silent are the rules that seem to limit nothing, with the reason. age is the node's.
-func silent(s *State, recent recentRules, age time.Duration) (names []string) {
+// silent are the rules that seem to limit nothing, with the reason.
+func silent(s *State, recent recentRules) (names []string) {
+	old := s.Now.Sub(s.Started) >= silentAfter
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		why := ""
@@ -32,9 +33,9 @@ func silent(s *State, recent recentRules, age time.Duration) (names []string) {
 		before, cost := r.Decisions-min(r.Decisions, lately.decisions), r.Hits-min(r.Hits, lately.hits)
 		switch {
 		case r.Limit == "unlimited":
-		case r.Decisions == 0 && age >= silentAfter:
+		case r.Decisions == 0 && old:
 			why = "no request in a day"
-		case r.Shadow && lately.refused >= fewRequests && age >= silentAfter:
+		case r.Shadow && lately.refused >= fewRequests && old:
 			why = fmt.Sprintf("in shadow_mode: would have refused %d", lately.refused)
 		case oneRequestEach(r):
 			why = fmt.Sprintf("each of %d requests had a key of its own", r.Decisions)

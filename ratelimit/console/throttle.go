@@ -34,10 +34,10 @@ type throttle struct {
 	guesses [2][]guesses
 }
 
-// guesses are the remaining attempts of the addresses of one place, at a time.
+// guesses are the used attempts of the addresses of one place, at a time.
 type guesses struct {
-	left float64
-	at   time.Time // zero: all are left
+	used float64
+	at   time.Time
 }
 
 func newThrottle(now func() time.Time) *throttle {
@@ -72,23 +72,21 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var places [2]*guesses
-	most := 0.0
+	least := float64(guessBurst)
 	for i := range places {
 		g := &t.guesses[i][maphash.String(t.seeds[i], from)%guessPlaces]
-		if g.at.IsZero() {
-			g.left = guessBurst
-		}
-		g.left, g.at = min(guessBurst, g.left+guessRate*now.Sub(g.at).Seconds()), now
-		most, places[i] = max(most, g.left), g
+		g.used = max(0, g.used-guessRate*now.Sub(g.at).Seconds())
+		g.at = now
+		least, places[i] = min(least, g.used), g
 	}
-	if most < 1 {
+	if least > guessBurst-1 {
 		return false, false
 	}
 	if right() {
 		return true, true
 	}
 	for _, g := range places {
-		g.left = max(0, g.left-1)
+		g.used = min(guessBurst, g.used+1)
 	}
 	return true, false
 }

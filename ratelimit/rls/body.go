@@ -21,6 +21,9 @@ const turn = 4 << 10
 // readBody reads a request's body, and checks it as it arrives: a body that is too large, too deep or has too many
 // parts is refused before its end. The read bytes count in the budget until the caller calls the returned function.
 func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte, forget func(), err error) {
+	if why := foreign(r); why != "" {
+		return nil, func() {}, &badRequest{why, http.StatusUnsupportedMediaType}
+	}
 	most := s.options.MaxRequestBytes
 	// What says itself that it is too large is not read at all.
 	if r.ContentLength > int64(most) {

@@ -25,7 +25,7 @@ type call struct {
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
 	slot     uint64       // its number; 0: no descriptor holds
-	// spared says of each ask whether its charge is given back; empty: none is.
+	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
 	out    []byte
@@ -33,6 +33,7 @@ type call struct {
 
 // match is what the rules say of one descriptor, and what it is answered.
 type match struct {
+	of   *descriptor
 	rule *ratelimit.Rule // nil: nothing limits it
 	// ask is the descriptor's place among the asks; -1: it has none, because nothing needs to be
 	// asked or another rule replaces its own.
@@ -94,8 +95,8 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 		s.options.Gate.Gone()
 		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
 		for i := range c.matches {
-			if at := c.matches[i].ask; at >= 0 {
-				c.spared[at] = c.asks[at].Kind == ratelimit.Spend && !c.request.descriptors[i].settles
+			if m := &c.matches[i]; m.ask >= 0 {
+				c.spared[m.ask] = c.asks[m.ask].Kind == ratelimit.Spend && !m.of.settles
 			}
 		}
 		c.concludeHolds(s)
@@ -114,28 +115,22 @@ func (c *call) match(s *Service, d *config.Domain) {
 	c.keys = c.keys[:0]
 	c.holds = c.holds[:0]
 	c.slot = 0
+	for i := range c.request.descriptors {
+		c.matches = append(c.matches, match{of: &c.request.descriptors[i], ask: -1})
+	}
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		unknown := s.Stats.UnknownDomains.Named([]byte(c.request.domain))
 		unknown.Sources[ratelimit.FromLease].Add(1)
 		unknown.TotalHits.Add(uint64(len(c.request.descriptors)))
+		return
 	}
-	replaces, ends := false, false
-	for i := range c.request.descriptors {
-		c.matches = append(c.matches, match{ask: -1})
-		switch {
-		case d == nil:
-		// What says that a cost is not known comes last: another descriptor may say the cost.
-		case c.request.descriptors[i].ends:
-			ends = true
-		default:
-			replaces = c.matchAt(s, d, i) || replaces
-		}
-	}
-	if ends {
-		for i := range c.request.descriptors {
-			if c.request.descriptors[i].ends {
-				replaces = c.matchAt(s, d, i) || replaces
+	replaces := false
+	// What says that a cost is not known comes last: another descriptor may say the cost.
+	for _, ends := range [...]bool{false, true} {
+		for i := range c.matches {
+			if m := &c.matches[i]; m.of.ends == ends {
+				replaces = c.matchOne(s, d, m) || replaces
 			}
 		}
 	}
@@ -143,7 +138,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 	if replaces {
 		c.dropReplaced()
 	}
-	if d != nil && !slices.ContainsFunc(c.matches, func(m match) bool { return m.rule != nil }) {
+	if !slices.ContainsFunc(c.matches, func(m match) bool { return m.rule != nil }) {
 		c.countUnlimited(s, d)
 	}
 }
@@ -151,8 +146,8 @@ func (c *call) match(s *Service, d *config.Domain) {
 // countUnlimited counts a request without a rule, if no rule has one of its keys. Where a rule has other values of the
 // key, requests without a rule are usual.
 func (c *call) countUnlimited(s *Service, d *config.Domain) {
-	for i := range c.request.descriptors {
-		key := d.Unknown(c.request.entriesOf(&c.request.descriptors[i]))
+	for i := range c.matches {
+		key := d.Unknown(c.request.entriesOf(c.matches[i].of))
 		if key == "" {
 			continue
 		}
@@ -164,43 +159,40 @@ func (c *call) countUnlimited(s *Service, d *config.Domain) {
 	}
 }
 
-// matchAt finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others.
-func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
-	m, x := &c.matches[i], &c.request.descriptors[i]
+// matchOne finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others.
+func (c *call) matchOne(s *Service, d *config.Domain, m *match) (replaces bool) {
+	x := m.of
 	start := len(c.keys)
 	m.settles = x.settles
-	c.matchOne(s, d, x, m)
+	entries := c.request.entriesOf(x)
+	if x.hasOverride {
+		if s.options.CalendarMonths {
+			x.override = x.override.Cut()
+		}
+		m.rule = d.OverrideRule(x.override)
+		c.keys = d.OverrideKey(x.override, entries, c.keys)
+	} else {
+		m.rule, c.keys = d.Match(entries, c.keys)
+	}
 	// The hash is taken here, for the keys of rules that need not be asked are dropped next.
 	if known := s.options.LocalCache; known != nil && m.rule != nil {
 		m.hash = known.hash(c.keys[start:])
 	}
+	kind, cost := c.request.ask(x)
+	ask := ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind}
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
 	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
 	case m.rule.Hold != nil || x.settles:
-		c.addHeld(s, i, start)
+		c.addHeld(s, m, ask)
 	default:
-		kind, cost := c.request.ask(x)
-		c.ask(m, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+		c.ask(m, ask)
 	}
 	if m.ask < 0 {
 		// The next descriptor's key takes the place of an unused one.
 		c.keys = c.keys[:start]
 	}
 	return m.rule != nil && len(m.rule.Replaces) > 0
-}
-
-func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
-	entries := c.request.entriesOf(x)
-	if !x.hasOverride {
-		m.rule, c.keys = d.Match(entries, c.keys)
-		return
-	}
-	if s.options.CalendarMonths {
-		x.override = x.override.Cut()
-	}
-	m.rule = d.OverrideRule(x.override)
-	c.keys = d.OverrideKey(x.override, entries, c.keys)
 }
 
 // ask adds what a descriptor asks.
@@ -236,11 +228,7 @@ func (c *call) isReplaced(name string) bool {
 }
 
 func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) {
-	for len(c.verdicts) < len(c.asks) {
-		// The slice only grows, so that a pooled call need not allocate it again.
-		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
-	}
-	c.verdicts = c.verdicts[:len(c.asks)]
+	c.verdicts = slices.Grow(c.verdicts[:0], len(c.asks))[:len(c.asks)]
 	if len(c.asks) > 0 {
 		s.limiter.Decide(ctx, now, c.asks, c.verdicts)
 	}

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -16,25 +17,22 @@ func (m *match) limit() *ratelimit.Limit { return m.verdict.InForce(m.rule) }
 // conclude turns verdicts into codes and the overall code, gives back what the
 // request must not cost, and counts it all.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
-	quota, quotaOver := 0, 0
+	quotaOver, quotaLeft := false, false
 	c.over = false
 	for i := range c.matches {
 		m := &c.matches[i]
-		c.judge(s, m, c.request.descriptors[i].negative)
+		c.judge(s, m)
 		switch {
-		case m.quota:
-			quota++
-			if m.over {
-				quotaOver++
-			}
+		case !m.quota:
+			c.over = c.over || m.over
 		case m.over:
-			c.over = true
+			quotaOver = true
+		default:
+			quotaLeft = true
 		}
 	}
 	// Quota descriptors refuse a request only if all of them are over.
-	if quota > 0 && quota == quotaOver {
-		c.over = true
-	}
+	c.over = c.over || quotaOver && !quotaLeft
 	// Only the overall code changes: statuses go on to say which limits would have refused.
 	if c.over && s.options.ShadowMode {
 		c.over = false
@@ -49,15 +47,13 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 }
 
 // judge turns the verdict on a descriptor into its code.
-func (c *call) judge(s *Service, m *match, negative bool) {
+func (c *call) judge(s *Service, m *match) {
+	switch {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
-	m.quota = s.options.QuotaMode
-	if m.bare() {
+	case m.bare():
+		m.quota = s.options.QuotaMode
 		return
-	}
-	m.quota = !m.rule.Unlimited && (m.rule.Quota || s.options.QuotaMode)
-	switch {
 	case m.rule.Unlimited:
 		return
 	case m.ask >= 0:
@@ -70,7 +66,8 @@ func (c *call) judge(s *Service, m *match, negative bool) {
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
-	m.verdict.OverLimit = m.verdict.OverLimit && !negative // a refund of 0 is a peek
+	m.quota = m.rule.Quota || s.options.QuotaMode
+	m.verdict.OverLimit = m.verdict.OverLimit && !m.of.negative // a refund of 0 is a peek
 	m.over = m.verdict.OverLimit && !m.rule.Shadow
 }
 
@@ -84,7 +81,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		}
 		a := ratelimit.Ask{Rule: m.rule}
 		if m.ask < 0 { // unlimited, or requests_per_unit: 0
-			a.Kind, a.Cost = c.request.ask(&c.request.descriptors[i])
+			a.Kind, a.Cost = c.request.ask(m.of)
 		} else {
 			a = c.asks[m.ask]
 			s.Stats.Sources[m.verdict.Source].Add(1)
@@ -92,7 +89,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		// In 32 bits, 0.7 of 90 is 63, and not a little less.
 		near := ratelimit.Tokens(float32(m.limit().Capacity()) * float32(s.options.NearLimitRatio))
 		hit := known != nil && !m.rule.Unlimited && known.lookUp(now, m.hash, m.verdict.OverLimit)
-		c.counters(m.rule, i).Count(a, m.verdict, near, hit)
+		c.counters(m).Count(a, m.verdict, near, hit)
 	}
 	if known == nil {
 		return
@@ -108,12 +105,13 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 
 // counters are what a descriptor's rule is counted in: the rule's own, or those
 // of a name that the request has a part in.
-func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounters {
+func (c *call) counters(m *match) *ratelimit.RuleCounters {
+	r := m.rule
 	if !r.MetricNames.FromRequest() {
 		return r.Counters
 	}
 	c.name = c.name[:0]
-	for level, e := range c.request.entriesOf(&c.request.descriptors[descriptor]) {
+	for level, e := range c.request.entriesOf(m.of) {
 		c.name = r.AppendLevel(c.name, level, e.Key, e.Value)
 	}
 	return r.Counters.Named(c.name)
@@ -124,18 +122,13 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 // A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that refused it
 // does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of the request.
 func (c *call) spare(s *Service) {
-	c.spared = c.spared[:0]
 	refused, refunds := false, false
 	for i := range c.matches {
 		m := &c.matches[i]
 		refused = refused || m.verdict.OverLimit
 		refunds = refunds || m.over && denyRefunds(m.rule)
 	}
-	// Nothing was refused that anything would be given back for.
-	if !c.over && (!refused || !s.options.SpareOthers) {
-		return
-	}
-	some := false
+	c.spared = c.spared[:0]
 	for i := range c.asks {
 		a := &c.asks[i]
 		back := c.over && (refunds || denyRefunds(a.Rule)) ||
@@ -143,9 +136,9 @@ func (c *call) spare(s *Service) {
 		// A peek and a refund have charged nothing that could be given back. A request that passes keeps its holds,
 		// slots among them.
 		back = back && a.Kind == ratelimit.Spend && (c.over || a.Rule.Hold == nil)
-		c.spared, some = append(c.spared, back), some || back
+		c.spared = append(c.spared, back)
 	}
-	if some {
+	if slices.Contains(c.spared, true) {
 		c.restate()
 	}
 }

@@ -25,11 +25,13 @@ func (c *call) appendHeaders(o *Options) {
 }
 
 func (c *call) appendNamed(to protowire.Number, names *HeaderNames, m *match) {
-	if names.Limit != "" {
-		c.header(to, names.Limit, nil, "", uint64(m.limit().Requests), "", 0)
-		c.header(to, names.Remaining, nil, "", uint64(m.remaining()), "", 0)
-		c.header(to, names.Reset, nil, "", m.resetSeconds(), "", 0)
+	if names.Limit == "" {
+		return
 	}
+	var room [20]byte // enough for a number
+	c.header(to, names.Limit, appendNumber(room[:0], "", uint64(m.limit().Requests)))
+	c.header(to, names.Remaining, appendNumber(room[:0], "", uint64(m.remaining())))
+	c.header(to, names.Reset, appendNumber(room[:0], "", m.resetSeconds()))
 }
 
 // tightest is the descriptor that headers are about; nil: none has a limit. It is the one with the least remaining. If
@@ -61,29 +63,28 @@ func (c *call) tightest() *match {
 // A bucket's quota is what it holds, and its window the time in which it fills. A concurrency limit's is in
 // concurrent requests, and has no window.
 func (c *call) appendIETF(m *match) {
-	// The arrays are on the stack, large enough for a name with every byte escaped.
-	var room [192]byte
+	// The array is on the stack, large enough for a name with every byte escaped, and two numbers. Both values lie
+	// in it, one after the other has been written.
+	var room [256]byte
+	var policy []byte
 	name := appendQuoted(room[:0], policyName(m.rule))
 	if l := m.limit(); l.Algorithm == ratelimit.Concurrency {
-		c.header(3, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
+		policy = appendNumber(name, `;qu="concurrent-requests";q=`, uint64(l.Requests))
 	} else {
-		c.header(3, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))
+		policy = appendNumber(appendNumber(name, ";q=", uint64(l.Capacity())), ";w=", windowSeconds(l))
 	}
-	c.header(3, "RateLimit", name, ";r=", uint64(m.remaining()), ";t=", m.resetSeconds())
+	c.header(3, "RateLimit-Policy", policy)
+	c.header(3, "RateLimit", appendNumber(appendNumber(name, ";r=", uint64(m.remaining())), ";t=", m.resetSeconds()))
 }
 
-// header writes an envoy.config.core.v3.HeaderValue: a name, if it has one, and two numbers, or one, where second is
-// empty.
-func (c *call) header(to protowire.Number, key string, name []byte, first string, n uint64, second string, m uint64) {
-	var room [256]byte
-	value := append(append(room[:0], name...), first...)
-	value = strconv.AppendUint(value, n, 10)
-	if second != "" {
-		value = strconv.AppendUint(append(value, second...), m, 10)
-	}
+func appendNumber(b []byte, name string, n uint64) []byte {
+	return strconv.AppendUint(append(b, name...), n, 10)
+}
+
+// header writes an envoy.config.core.v3.HeaderValue.
+func (c *call) header(to protowire.Number, key string, value []byte) {
 	c.out = wire.AppendMessage(c.out, to, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), key)
-		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)
+		return wire.AppendString(wire.AppendString(b, 1, key), 2, value)
 	})
 }
 

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
@@ -29,12 +27,11 @@ const failedFrom = 400
 //	taken --> in the answer's hold --> settled: its cost, or unknown
 //	     '--> left out: it stays charged
 type held struct {
-	match   int // its place
-	part    int // of one that is taken: its place in the answer's hold, plus 1
-	settles bool
-	result  ratelimit.Settled // of one that settles
-	amount  ratelimit.Tokens  // that is held
-	cost    ratelimit.Tokens  // for one that settles: its cost, or the status of its end
+	match  *match
+	part   int               // of one that is taken: its place in the answer's hold, plus 1
+	result ratelimit.Settled // of one that settles
+	amount ratelimit.Tokens  // that is held
+	cost   ratelimit.Tokens  // for one that settles: its cost, or the status of its end
 }
 
 // reserve takes the reserved entries off the end of a descriptor.
@@ -53,31 +50,28 @@ func (r *request) reserve(d *descriptor) {
 }
 
 // addHeld has a descriptor take a hold, or settle one.
-func (c *call) addHeld(s *Service, i, start int) {
-	m, x := &c.matches[i], &c.request.descriptors[i]
-	kind, hits := c.request.ask(x)
-	ask := ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: hits, Kind: kind}
-	h := held{match: i, settles: x.settles, cost: hits}
+func (c *call) addHeld(s *Service, m *match, ask ratelimit.Ask) {
+	h := held{match: m, cost: ask.Cost}
 	hold := m.rule.Hold
 	switch {
-	case x.negative: // an operator's, or a gateway's without holds. It names no slot
+	case m.of.negative: // an operator's, or a gateway's without holds. It names no slot
 		c.ask(m, ask)
 		return
-	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
-		h.settles = true
-		if !c.replaced(&h, x) {
+	case hold != nil && !hold.Identified() && (m.settles || !hold.Takes(ask.Cost)):
+		m.settles = true
+		if !c.replaced(m) {
 			h.amount = hold.Amount
 		}
-		c.settle(&h, x.ends, ask)
-	case h.settles:
-		if !s.settleByID(c, &h, x, ask) {
+		c.settle(&h, ask)
+	case m.settles:
+		if !c.settleByID(s, &h, ask) {
 			return
 		}
 	default:
 		if c.slot == 0 {
 			c.slot = holds.NewSlot()
 		}
-		h.amount = hold.Estimate(hits, ask.Key, &m.rule.Counters.Holds().Costs)
+		h.amount = hold.Estimate(ask.Cost, ask.Key, &m.rule.Counters.Holds().Costs)
 		ask.Cost, ask.Kind = h.amount, ratelimit.Spend
 		if h.amount == 0 {
 			ask.Kind = ratelimit.Peek
@@ -88,14 +82,13 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.ask(m, ask)
 	}
 	c.holds = append(c.holds, h)
-	m.settles = h.settles
 }
 
 // settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that was
 // refused, or that failed open, returns no hold. A known cost has been settled already. A rule without a hold is
 // charged the cost as without the entry.
-func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
-	m, ttl := &c.matches[h.match], ratelimit.MaxHoldTTL
+func (c *call) settleByID(s *Service, h *held, ask ratelimit.Ask) bool {
+	m, x, ttl := h.match, h.match.of, ratelimit.MaxHoldTTL
 	if ask.Rule.Hold != nil {
 		ttl = ask.Rule.Hold.TTL
 	}
@@ -110,9 +103,9 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 		ask.Cost = 1
 		ask.Window = ratelimit.Window(of.Slot)
 		c.ask(m, ask)
-	case h.result == ratelimit.SettledCost, h.result == ratelimit.HoldReplayed && !x.ends && c.replaced(h, x):
+	case h.result == ratelimit.SettledCost, h.result == ratelimit.HoldReplayed && !x.ends && c.replaced(m):
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
-		c.settle(h, x.ends, ask)
+		c.settle(h, ask)
 	case ask.Rule.Hold == nil && h.result != ratelimit.HoldReplayed:
 		m.settles = x.ends
 		if !x.ends {
@@ -127,11 +120,11 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 
 // replaced reports whether the cost of an earlier descriptor of the call has replaced the same hold. Then a further
 // cost of the request is charged whole.
-func (c *call) replaced(h *held, x *descriptor) bool {
-	return slices.ContainsFunc(c.holds, func(o held) bool {
-		y := &c.request.descriptors[o.match]
-		return o.settles && o.result == ratelimit.SettledCost && c.matches[o.match].rule == c.matches[h.match].rule &&
-			y.hold == x.hold && slices.Equal(c.request.entriesOf(x), c.request.entriesOf(y))
+func (c *call) replaced(m *match) bool {
+	return slices.ContainsFunc(c.holds, func(h held) bool {
+		o := h.match
+		return o.settles && h.result == ratelimit.SettledCost && o.rule == m.rule && o.of.hold == m.of.hold &&
+			slices.Equal(c.request.entriesOf(o.of), c.request.entriesOf(m.of))
 	})
 }
 
@@ -147,20 +140,20 @@ func (h *held) end(hold *ratelimit.Hold) {
 }
 
 // settle requests the difference between a cost and its hold.
-func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
+func (c *call) settle(h *held, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
 	h.result = ratelimit.SettledCost
-	if ends {
+	if h.match.of.ends {
 		h.end(hold)
 	} else if hold != nil && hold.From == ratelimit.HoldLearned {
 		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, int64(h.cost))
 	}
 	ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount
-	if h.cost < h.amount {
-		ask.Kind, ask.Cost = ratelimit.Release, h.amount-h.cost
+	if ask.Cost < 0 {
+		ask.Kind, ask.Cost = ratelimit.Release, -ask.Cost
 	}
 	if ask.Cost > 0 {
-		c.ask(&c.matches[h.match], ask)
+		c.ask(h.match, ask)
 	}
 }
 
@@ -170,15 +163,15 @@ func (c *call) concludeHolds(s *Service) {
 	in := instants{0, 1<<32 - 1}
 	for i := range c.holds {
 		h := &c.holds[i]
-		m := &c.matches[h.match]
+		m := h.match
 		switch {
 		case m.replaced:
-		case h.settles && m.ask < 0:
+		case m.settles && m.ask < 0:
 			h.count(m.rule.Counters, nil)
-		case h.settles:
+		case m.settles:
 			h.count(m.rule.Counters, &c.verdicts[m.ask])
 		// A hold of 0 has an id, too: by that its cost is charged.
-		case m.ask < 0, c.over && h.amount == 0, len(c.spared) > 0 && c.spared[m.ask], c.verdicts[m.ask].OverLimit:
+		case m.ask < 0, c.over && h.amount == 0, c.spared[m.ask], c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
@@ -193,7 +186,7 @@ func (c *call) concludeHolds(s *Service) {
 	}
 	for i := range c.holds {
 		if h := &c.holds[i]; h.part > n {
-			c.matches[h.match].rule.Counters.Holds().Count(ratelimit.HoldLeftOut)
+			h.match.rule.Counters.Holds().Count(ratelimit.HoldLeftOut)
 		}
 	}
 }
@@ -246,7 +239,7 @@ func (c *call) appendHold() {
 		return wire.AppendMessage(b, 1, func(b []byte) []byte { // an entry of its map
 			b = wire.AppendString(b, 1, EntryHold)
 			return wire.AppendMessage(b, 2, func(b []byte) []byte { // google.protobuf.Value: a string
-				return protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), c.hold)
+				return wire.AppendString(b, 3, c.hold)
 			})
 		})
 	})

@@ -11,8 +11,6 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 // ServeJSON answers POST /json: the request as protojson in the body, the answer as protojson with 200 (OK)
@@ -31,22 +29,12 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
 		return
 	}
-	if why := foreign(r); why != "" {
-		s.refuseJSON(w, &badRequest{why, http.StatusUnsupportedMediaType})
-		return
-	}
 	body, forget, err := s.readBody(w, r)
 	defer forget()
 	if err != nil {
-		s.refuseJSON(w, err)
+		s.Stats.count(err)
+		writeJSONError(w, err)
 		return
-	}
-	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
-		err := s.enterJSON(r, gate)
-		if err != nil {
-			writeJSONError(w, err)
-			return
-		}
 	}
 	text, answer, err := s.decideJSON(r, body)
 	if err != nil {
@@ -64,23 +52,18 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 // errOverloaded is the answer to a request that the gate refuses.
 var errOverloaded = errors.New("overloaded: the request was rejected without a charge")
 
-// enterJSON lets a request in, unless its caller has gone or the node is overloaded.
-func (s *Service) enterJSON(r *http.Request, gate *shed.Gate) error {
-	runtime.Gosched() // net/http finds out now whether the caller is still there
-	if r.Context().Err() != nil {
-		gate.Late()
-		return errGone
-	}
-	if gate.EnterNow(s.clock()) != nil {
-		return errOverloaded
-	}
-	return nil
-}
-
-// decideJSON is the answer to a request that is complete, as text. The call leaves the gate with it: an answer that its
-// caller does not read refuses no other.
+// decideJSON is the answer to a request that is complete, as text. Only now the call enters the gate: a body that comes
+// slowly would hold a place. It leaves with the answer: one that its caller does not read refuses no other.
 func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer *rlsv3.RateLimitResponse, err error) {
 	if gate := s.options.Gate; gate != nil {
+		runtime.Gosched() // net/http finds out now whether the caller is still there
+		switch {
+		case r.Context().Err() != nil:
+			gate.Late()
+			return nil, nil, errGone
+		case gate.EnterNow(s.clock()) != nil:
+			return nil, nil, errOverloaded
+		}
 		defer gate.EndNow()
 	}
 	var request rlsv3.RateLimitRequest
@@ -132,11 +115,8 @@ func (s *Service) answerMessage(r *http.Request, request *rlsv3.RateLimitRequest
 	defer s.release(c)
 	// Both ways decide by the same code, with the same bounds, because JSON becomes the bytes that
 	// gRPC would have brought.
-	in, err := proto.MarshalOptions{}.MarshalAppend(c.in[:0], request)
-	if err != nil {
-		return nil, bad("malformed request: %v", err)
-	}
-	c.in = in
+	// It cannot fail, for protojson accepts only texts in UTF-8.
+	c.in, _ = proto.MarshalOptions{}.MarshalAppend(c.in[:0], request)
 	if err := s.answer(r.Context(), c); err != nil {
 		return nil, err
 	}
@@ -145,12 +125,6 @@ func (s *Service) answerMessage(r *http.Request, request *rlsv3.RateLimitRequest
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}
 	return answer, nil
-}
-
-// refuseJSON counts and answers a request that never became one.
-func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
-	s.Stats.count(err)
-	writeJSONError(w, err)
 }
 
 func writeJSONError(w http.ResponseWriter, err error) {

@@ -4,25 +4,26 @@ import (
 	"fmt"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // appendMetadata writes dynamic_metadata: the request, and the metadata of the limits that let it pass. It allocates;
 // it is off by default.
 func (c *call) appendMetadata() {
+	descriptors := make([]any, len(c.matches))
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
-	fields := map[string]any{"domain": strings.Clone(c.request.domain)}
-	descriptors := make([]any, len(c.request.descriptors))
+	fields := map[string]any{"domain": strings.Clone(c.request.domain), "descriptors": descriptors}
 	merged := map[string]any{}
-	for i := range c.request.descriptors {
-		descriptors[i] = c.describe(&c.request.descriptors[i])
-		if m := &c.matches[i]; !m.bare() && !m.rule.Unlimited && !m.over {
+	for i := range c.matches {
+		m := &c.matches[i]
+		descriptors[i] = c.describe(m.of)
+		if !m.bare() && !m.rule.Unlimited && !m.over {
 			mergeMetadata(merged, m.rule.Metadata)
 		}
 	}
-	fields["descriptors"] = descriptors
 	if len(c.hold) > 0 {
 		fields[EntryHold] = string(c.hold)
 	}
@@ -36,11 +37,8 @@ func (c *call) appendMetadata() {
 	if err != nil {
 		return // every value above is one that a Struct can hold
 	}
-	body, err := proto.Marshal(s)
-	if err != nil {
-		return
-	}
-	c.out = protowire.AppendBytes(protowire.AppendTag(c.out, 6, protowire.BytesType), body)
+	body, _ := proto.Marshal(s) // whose texts NewStruct has checked
+	c.out = wire.AppendString(c.out, 6, body)
 }
 
 func (c *call) describe(d *descriptor) map[string]any {
@@ -62,28 +60,17 @@ func (c *call) describe(d *descriptor) map[string]any {
 // mergeMetadata adds what into lacks; where both have maps, it goes deeper.
 func mergeMetadata(into, from map[string]any) {
 	for key, value := range from {
-		have, ok := into[key]
-		// It is copied, because the rule's own maps are shared by all requests, and later ones are
-		// merged into this.
-		if !ok {
-			into[key] = cloneMetadata(value)
-			continue
+		deeper, isMap := value.(map[string]any)
+		if _, has := into[key]; !has {
+			into[key] = value
+			// A map is copied, because the rule's own is shared by all requests, and later ones are
+			// merged into this.
+			if isMap {
+				into[key] = map[string]any{}
+			}
 		}
-		a, aIsMap := have.(map[string]any)
-		b, bIsMap := value.(map[string]any)
-		if aIsMap && bIsMap {
-			mergeMetadata(a, b)
+		if own, ok := into[key].(map[string]any); ok && isMap {
+			mergeMetadata(own, deeper)
 		}
 	}
-}
-
-// cloneMetadata copies maps, which merging changes.
-func cloneMetadata(value any) any {
-	m, ok := value.(map[string]any)
-	if !ok {
-		return value
-	}
-	copied := make(map[string]any, len(m))
-	mergeMetadata(copied, m)
-	return copied
 }

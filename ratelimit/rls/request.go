@@ -84,15 +84,11 @@ func bad(format string, args ...any) error {
 
 var errNoDescriptors = bad("rate limit descriptor list must not be empty")
 
-func (r *request) reset() {
-	r.domain, r.hits = "", 0
-	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
-}
-
 // decode reads an envoy.service.ratelimit.v3.RateLimitRequest. Unknown fields
 // are skipped. It does not allocate once r's slices have grown.
 func (r *request) decode(b []byte) error {
-	r.reset()
+	r.domain, r.hits = "", 0
+	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
 	err := wire.Each(b, "request", bad, func(f wire.Field) (err error) {
 		switch {
 		case f.IsBytes(1):

@@ -74,9 +74,10 @@ func AppendVarint(b []byte, field protowire.Number, n uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), n)
 }
 
-// AppendString writes a field that is a string.
-func AppendString(b []byte, field protowire.Number, s string) []byte {
-	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+// AppendString writes a field that is a string, bytes, or a message as bytes.
+func AppendString[T string | []byte](b []byte, field protowire.Number, s T) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return append(protowire.AppendVarint(b, uint64(len(s))), s...)
 }
 
 // AppendMessage writes a field whose body appends itself. Bodies are short: one byte is left for
