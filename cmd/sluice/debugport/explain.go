@@ -71,7 +71,11 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		if !e.Begins.IsZero() {
 			row("next month", "begins %s", e.Begins.Format(time.RFC3339))
 		}
-		row("over-admission", "%s", e.Declared)
+		when := ""
+		if e.Trouble != "" {
+			when = "while the store answers, "
+		}
+		row("over-admission", "%s%s", when, e.Declared)
 	}
 	if h := e.Holds; h != nil {
 		row("hold", "%s: the next request holds %d", e.Hold.Hold, h.Next)
