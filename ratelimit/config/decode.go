@@ -30,31 +30,31 @@ func (d *decoder) wrongly(f *yamlField, what, hint string) {
 	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s%s", f.key, what, got, hint)
 }
 
-// fill fills t from the fields of v.
-func fill[T any](d *decoder, t *T, v *yamlValue, known decoders[T]) {
+// fill reads the fields of v.
+func (d *decoder) fill(v *yamlValue, known fields) {
 	for i := range v.fields {
 		f := &v.fields[i]
-		if set, ok := known[f.key]; ok {
-			set(d, t, f)
-			continue
-		}
-		if where, ok := elsewhere[f.key]; ok {
+		read, where := known[f.key], elsewhere[f.key]
+		switch {
+		case read != nil:
+			read(f)
+		case where != "":
 			d.warnings.addKind(NoEffect, f.place, "'%s' has no effect here: it belongs %s%s", f.key, where,
 				elsewhereHint(v, f.key))
-			continue
+		default:
+			d.unknown(f, slices.Sorted(maps.Keys(known)))
 		}
-		d.unknown(f, known.names())
 	}
 }
 
-// block fills t from a map, or reports that f is none.
-func block[T any](d *decoder, t *T, f *yamlField, known decoders[T]) *T {
+// block reads the fields of a map, or reports that f is none.
+func (d *decoder) block(f *yamlField, known fields) bool {
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", shapeHint(f))
-		return nil
+		return false
 	}
-	fill(d, t, &f.value, known)
-	return t
+	d.fill(&f.value, known)
+	return true
 }
 
 func (d *decoder) unknown(f *yamlField, known []string) {
@@ -203,11 +203,6 @@ func plain(v *yamlValue) any {
 		return v.text
 	}
 }
-
-// decoders are the fields of one kind of map, with their decoders.
-type decoders[T any] map[string]func(*decoder, *T, *yamlField)
-
-func (known decoders[T]) names() []string { return slices.Sorted(maps.Keys(known)) }
 
 func (d *decoder) duration(f *yamlField) time.Duration {
 	n, err := time.ParseDuration(f.value.text)

@@ -77,7 +77,6 @@ type Inherited struct {
 type Hold struct {
 	Place Place
 	ratelimit.Hold
-	given int // how many of amount, from and learned are written
 }
 
 // Setting is one field of a coordination block.

@@ -100,10 +100,13 @@ func strayHint(file string) string {
 var elsewhere = map[string]string{
 	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
 	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
-	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
-	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
-	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
-	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
-	"name": "in rate_limit", "replaces": "in rate_limit",
+	"shadow_mode": besideLimit, "quota_mode": besideLimit, "detailed_metric": besideLimit,
+	"value_to_metric": besideLimit, "share_threshold": besideLimit, "metadata": besideLimit,
+	"requests_per_unit": inLimit, "unit": inLimit, "unit_multiplier": inLimit, "unlimited": inLimit,
+	"concurrency": inLimit, "hold_ttl": inLimit, "name": inLimit, "replaces": inLimit,
 }
+
+const (
+	inLimit     = "in rate_limit"
+	besideLimit = "in a descriptor, next to rate_limit"
+)

@@ -7,10 +7,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func (d *decoder) algorithm(t *Inherited, f *yamlField) {
-	if i := d.oneOf(f, ratelimit.RateAlgorithms()); i >= 0 {
-		t.Algorithm = new(ratelimit.Algorithm(i))
+func (d *decoder) algorithm(f *yamlField) *ratelimit.Algorithm {
+	i := d.oneOf(f, ratelimit.RateAlgorithms())
+	if i < 0 {
+		return nil
 	}
+	return new(ratelimit.Algorithm(i))
 }
 
 // coordination splits the block into settings, and tries each of them.
