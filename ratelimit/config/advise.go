@@ -77,19 +77,19 @@ var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
-			a.addKind(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
-				cut(name, maxName), what, shorten(text))
+			a.about(name, Misread, d.Place, "the %s %q begins or ends with white space, which requests must have, too",
+				what, shorten(text))
 		}
 	}
 	_, err := netip.ParsePrefix(d.Value)
 	if err == nil && !slices.Contains(rangeKeys, d.Key) {
-		a.addKind(Range, d.ValuePlace, "%s: the value %q is a range, and values are compared as text: "+
+		a.about(name, Range, d.ValuePlace, "the value %q is a range, and values are compared as text: "+
 			"no address matches. Use the key masked_remote_address, for which Envoy masks addresses, and the "+
-			"first address of the range with its length as the value", cut(name, maxName), shorten(d.Value))
+			"first address of the range with its length as the value", shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: "+
-			"it stands for any text", cut(name, maxName), shorten(d.Value))
+		a.about(name, Misread, d.ValuePlace, "the value %q looks like a regular expression, but only '*' is special: "+
+			"it stands for any text", shorten(d.Value))
 	}
 }
 
@@ -100,8 +100,8 @@ func (a *adviser) name(d *Descriptor, name string) {
 		return
 	}
 	if first, twice := a.named[name]; twice {
-		a.addKind(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", cut(name, maxName), first.after(" at "))
+		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same name and "+
+			"matches other requests; rename one of them", first.after(" at "))
 		return
 	}
 	a.named[name] = d.Place
@@ -109,7 +109,6 @@ func (a *adviser) name(d *Descriptor, name string) {
 
 // limit warns about unusual limits, and about fields that need a limit.
 func (a *adviser) limit(d *Descriptor, name string) {
-	name = cut(name, maxName)
 	l := d.Limit
 	if l == nil {
 		for _, f := range []struct {
@@ -122,27 +121,27 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			{"metadata", d.Metadata != nil},
 		} {
 			if f.set {
-				a.addKind(NoEffect, d.Place, "%s: %s has no effect: the descriptor has no rate_limit, and those below "+
-					"do not inherit it", name, f.name)
+				a.about(name, NoEffect, d.Place, "%s has no effect: the descriptor has no rate_limit, and those below "+
+					"do not inherit it", f.name)
 			}
 		}
 		return
 	}
 	if l.Unlimited && d.Metadata != nil {
-		a.addKind(NoEffect, d.Place, "%s: metadata has no effect: the rule is unlimited", name)
+		a.about(name, NoEffect, d.Place, "metadata has no effect: the rule is unlimited")
 	}
 	switch {
 	case l.Unlimited && l.Requests > 0:
-		a.addKind(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)
+		a.about(name, NoEffect, l.Place, "requests_per_unit has no effect: the rule is unlimited")
 	case !l.Unlimited && l.NoRequests:
-		a.addKind(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
-			"requests_per_unit: 0 if that is meant", name)
+		a.about(name, ZeroLimit, l.Place, "requests_per_unit is not set: it is 0, and every request is refused; write "+
+			"requests_per_unit: 0 if that is meant")
 	}
 	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {
 		if other.Name != "" && !names[other.Name] {
-			a.addKind(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that "+
-				"rate_limit.name%s", name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
+			a.about(name, NoEffect, other.Place, "it replaces '%s', and no rule of the domain has that "+
+				"rate_limit.name%s", shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
 		}
 	}
 }
@@ -222,24 +221,18 @@ func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
 }
 
 // withoutEffect is the reason why a rule's own setting has no effect, or "".
-func withoutEffect(field string, s *scope) string {
-	c := &s.coordination
+func withoutEffect(field string, c *ratelimit.Coordination) string {
 	if field == "reclaim" && c.Reclaim == ratelimit.ReclaimEager && c.Mode.Spec().Owned {
 		return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 	}
-	return ofOtherMode(field, c.Mode)
-}
-
-// ofOtherMode names the modes of a field that the rule's mode lacks, or "".
-func ofOtherMode(field string, mode ratelimit.Mode) string {
 	var of []string
 	for i, name := range ratelimit.ModeNames() {
 		if slices.Contains(ratelimit.Mode(i).Spec().Fields, field) {
 			of = append(of, name)
 		}
 	}
-	if len(of) == 0 || slices.Contains(of, mode.String()) {
+	if len(of) == 0 || slices.Contains(of, c.Mode.String()) {
 		return ""
 	}
-	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), mode)
+	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), c.Mode)
 }

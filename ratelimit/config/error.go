@@ -131,6 +131,11 @@ func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})
 }
 
+// about reports a warning about the descriptor of that name.
+func (ps *Problems) about(name string, kind Kind, at Place, format string, args ...any) {
+	ps.addKind(kind, at, "%s: %s", cut(name, maxName), fmt.Sprintf(format, args...))
+}
+
 // lastLine sorts after every line.
 const lastLine = math.MaxInt32
 
