@@ -55,7 +55,7 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		}
 		d := &descriptors[i]
 		siblings, name := at[d.Key], above+"."+d.Segment()
-		own := siblings.of(d.Value)
+		own := siblings.written[d.Value]
 		a.spelling(d, name)
 		a.name(d, name)
 		a.limit(d, name)
@@ -160,11 +160,11 @@ func someNames(names map[string]bool) []string {
 // other's text.
 func (a *adviser) hidden(d *Descriptor, own *node, s *siblings, above string) {
 	earlier, text, hint := s.wildcards, "*", "; remove one of them"
-	if d.Value != "" {
-		if !strings.Contains(d.Value, "*") {
-			return // exact values are tried first
-		}
-		earlier, text = s.wildcards[:own.nth], d.Value
+	if own.exact {
+		return // exact values are tried first
+	}
+	if own != s.bare {
+		earlier, text = s.wildcards[:own.nth-1], d.Value
 		hint = "; patterns are tried in the order of the file: move it up"
 	}
 	if first := a.firstMatch(earlier, text); first != nil {
@@ -207,14 +207,10 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 
 // next is the match of d's requests without d, or nil.
 func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
-	later := s.wildcards
-	switch {
-	case d.Value == "":
+	if own == s.bare {
 		return nil
-	case strings.Contains(d.Value, "*"):
-		later = s.wildcards[own.nth+1:]
 	}
-	if n := a.firstMatch(later, d.Value); n != nil || a.left < 0 {
+	if n := a.firstMatch(s.wildcards[own.nth:], d.Value); n != nil || a.left < 0 {
 		return n
 	}
 	return s.bare

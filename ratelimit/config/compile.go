@@ -129,7 +129,7 @@ func (s *scope) descriptor(at level, d *Descriptor) {
 	own.shared = append(slices.Clip(s.shared), d.ShareThreshold)
 	own.inherit(&d.Inherited)
 
-	n := &node{share: d.ShareThreshold, below: level{}, place: d.Place}
+	n := &node{pattern: pattern{text: d.Value}, share: d.ShareThreshold, below: level{}, place: d.Place}
 	if d.ShareThreshold && !strings.Contains(d.Value, "*") {
 		own.wrong(d.Place, "share_threshold can only be used with wildcard values (containing '*'), but found "+
 			"key '%s'", segment)
@@ -162,21 +162,23 @@ func (s *scope) idle(d *Descriptor) {
 func (l level) place(n *node, d *Descriptor) (first *node) {
 	s := l[d.Key]
 	if s == nil {
-		s = &siblings{exact: map[string]*node{}, patterns: map[string]*node{}}
+		s = &siblings{written: map[string]*node{}}
 		l[d.Key] = s
 	}
-	first = s.of(d.Value)
+	first = s.written[d.Value]
 	if first != nil {
 		return first
 	}
+	s.written[d.Value] = n
 	switch {
 	case d.Value == "":
 		s.bare = n
 	case strings.Contains(d.Value, "*"):
-		n.pattern, n.nth = newPattern(d.Value), len(s.wildcards)
-		s.patterns[d.Value], s.wildcards = n, append(s.wildcards, n)
+		n.pattern = newPattern(d.Value)
+		s.wildcards = append(s.wildcards, n)
+		n.nth = len(s.wildcards)
 	default:
-		s.exact[d.Value] = n
+		n.exact = true
 	}
 	return nil
 }

@@ -38,17 +38,17 @@ type Domain struct {
 // level has the nodes for one entry of a descriptor, by key.
 type level map[string]*siblings
 
-// siblings are the nodes with the same key, in matching order.
+// siblings are the nodes with the same key.
 type siblings struct {
-	exact     map[string]*node
-	wildcards []*node
-	patterns  map[string]*node // wildcards by their text
+	written   map[string]*node // all, by their values in the rules
+	wildcards []*node          // as written
 	bare      *node
 }
 
 type node struct {
-	pattern pattern // of a wildcard
-	nth     int     // of a wildcard: its place among its siblings
+	pattern pattern // its text is the value in the rules
+	exact   bool    // neither a wildcard nor bare
+	nth     int     // of a wildcard: its place among its siblings, from 1
 	share   bool    // all values that match share one budget
 	rule    *ratelimit.Rule
 	prefix  []byte // of the rule's keys
@@ -56,18 +56,7 @@ type node struct {
 	place   Place
 }
 
-// of is the node of a value in the rules, or nil.
-func (s *siblings) of(value string) *node {
-	switch {
-	case value == "":
-		return s.bare
-	case strings.Contains(value, "*"):
-		return s.patterns[value]
-	}
-	return s.exact[value]
-}
-
-// segment is the part in a rule's path of a wildcard or a bare node.
+// segment is a node's part in a rule's path.
 func (n *node) segment(key string) string {
 	return (&Descriptor{Key: key, Value: n.pattern.text}).Segment()
 }
@@ -136,18 +125,18 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	var path [maxFastDepth]*node
 	nodes := path[:0]
 	at := d.root
+	var last *node
 	for i := range entries {
-		n := at.find(&entries[i])
-		if n == nil {
+		last = at.find(&entries[i])
+		if last == nil {
 			return nil, buf
 		}
-		nodes = append(nodes, n)
-		at = n.below
+		nodes = append(nodes, last)
+		at = last.below
 	}
-	if len(nodes) == 0 || nodes[len(nodes)-1].rule == nil {
+	if last == nil || last.rule == nil {
 		return nil, buf
 	}
-	last := nodes[len(nodes)-1]
 	start := len(buf)
 	buf = append(buf, last.prefix...)
 	for i, n := range nodes {
@@ -185,7 +174,7 @@ func (l level) find(e *Entry) *node {
 	if s == nil {
 		return nil
 	}
-	if n := s.exact[e.Value]; n != nil {
+	if n := s.written[e.Value]; n != nil && n.exact {
 		return n
 	}
 	for _, n := range s.wildcards {
