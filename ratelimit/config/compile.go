@@ -22,10 +22,10 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	rules, warnings, problems = Compile(files, o)
 	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
-		return nil, d.warnings.sorted(), problems.sorted().most()
+		return nil, d.warnings.sorted(), problems.sorted()
 	}
 	warnings = slices.Concat(d.warnings, warnings, advise(files, rules))
-	return rules, warnings.sorted().most(), nil
+	return rules, warnings.sorted(), nil
 }
 
 // Compile turns decoded files into rules, or reports all errors.

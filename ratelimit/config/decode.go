@@ -73,12 +73,8 @@ func (d *decoder) another(at Place) bool {
 
 // maps are the items of a list of maps.
 func (d *decoder) maps(f *yamlField) []*yamlValue {
-	if f.value.kind == null {
-		return nil
-	}
-	if f.value.kind != sequence {
+	if f.value.kind != sequence && f.value.kind != null {
 		d.wrongly(f, "a list", shapeHint(f))
-		return nil
 	}
 	var maps []*yamlValue
 	for i := range f.value.items {
@@ -161,14 +157,10 @@ func (d *decoder) whole(f *yamlField, least, most ratelimit.Tokens) ratelimit.To
 }
 
 func (d *decoder) metadata(f *yamlField) map[string]any {
-	if f.value.kind == null {
-		return nil
-	}
-	if f.value.kind != mapping {
+	m, ok := plain(&f.value).(map[string]any)
+	if !ok && f.value.kind != null {
 		d.wrong(f, "a map")
-		return nil
 	}
-	m, _ := plain(&f.value).(map[string]any)
 	return m
 }
 
@@ -196,7 +188,7 @@ func plain(v *yamlValue) any {
 		}
 		return v.text
 	case boolean:
-		return v.text == "true" || v.text == "True" || v.text == "TRUE"
+		return strings.EqualFold(v.text, "true")
 	case null:
 		return nil
 	default:

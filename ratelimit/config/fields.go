@@ -98,13 +98,10 @@ func (d *decoder) decode(texts []Text, caps Caps) []File {
 			break
 		}
 		tree, syntax := parse(text, caps, &left)
-		if len(syntax) > 0 {
-			d.problems = append(d.problems, syntax...)
-			if tree.kind == null {
-				continue
-			}
+		d.problems = append(d.problems, syntax...)
+		if len(syntax) == 0 || tree.kind != null {
+			decoded = append(decoded, d.file(&tree))
 		}
-		decoded = append(decoded, d.file(&tree))
 	}
 	return decoded
 }

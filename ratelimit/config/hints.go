@@ -29,20 +29,30 @@ func nearHint(name string, known []string, intro string) string {
 
 // unknownHint is for a key that the map has no field for.
 func unknownHint(key string, known []string) string {
-	switch key {
-	case "overrides":
-		return "; write max_override: 0 instead of overrides: false"
-	case "algorithm", "burst", "coordination", "hold", "max_override":
-		return "; it belongs in the descriptor, next to rate_limit"
-	case "billing":
-		return "; it belongs in rate_limit, next to unit: month"
-	case "day", "time_zone":
-		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
-	case "apiVersion":
-		return "; this looks like a Kubernetes object: write the rules without it, like in the data of a ConfigMap"
+	if hint := unknownHints[key]; hint != "" {
+		return hint
 	}
 	return nearHint(key, known, "Known here: ")
 }
+
+var unknownHints = map[string]string{
+	"overrides":    "; write max_override: 0 instead of overrides: false",
+	"algorithm":    inDescriptor,
+	"burst":        inDescriptor,
+	"coordination": inDescriptor,
+	"hold":         inDescriptor,
+	"max_override": inDescriptor,
+	"billing":      "; it belongs in rate_limit, next to unit: month",
+	"day":          inBilling,
+	"time_zone":    inBilling,
+	"apiVersion": "; this looks like a Kubernetes object: write the rules without it, like in the data of a " +
+		"ConfigMap",
+}
+
+const (
+	inDescriptor = "; it belongs in the descriptor, next to rate_limit"
+	inBilling    = "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
+)
 
 // countHint is for a value that must be a whole number.
 func countHint(f *yamlField) string {

@@ -17,12 +17,8 @@ func (d *decoder) algorithm(f *yamlField) *ratelimit.Algorithm {
 
 // coordination splits the block into settings, and tries each of them.
 func (d *decoder) coordination(t *Inherited, f *yamlField) {
-	if f.value.kind == null {
-		return
-	}
-	if f.value.kind != mapping {
+	if f.value.kind != mapping && f.value.kind != null {
 		d.wrongly(f, "a map", shapeHint(f))
-		return
 	}
 	for i := range f.value.fields {
 		sub := &f.value.fields[i]

@@ -86,24 +86,21 @@ func (r *Rules) All() []*ratelimit.Rule { return r.orNone().list }
 // contained, and of limits that requests contained, domain by domain. keys are the parts of the
 // name.
 func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+	named := func(domain string, c *ratelimit.RuleCounters) {
+		c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
+			f(domain, strings.Split(name, ratelimit.NameSeparator), c)
+		})
+	}
 	for _, rule := range r.All() {
 		if !rule.MetricNames.FromRequest() {
 			f(rule.Domain, rule.Keys, rule.Counters)
 			continue
 		}
-		eachName(rule.Domain, rule.Counters, f)
+		named(rule.Domain, rule.Counters)
 	}
 	for _, name := range r.DomainNames(r.Domains()) {
-		eachName(name, r.domains[name].Overrides, f)
+		named(name, r.domains[name].Overrides)
 	}
-}
-
-func eachName(
-	domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters),
-) {
-	c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
-		f(domain, strings.Split(name, ratelimit.NameSeparator), c)
-	})
 }
 
 // DomainNames returns the names of at most that many domains, in their order.

@@ -113,7 +113,7 @@ func coordinationSchema() schema {
 		}),
 		"reclaim":      enumSchema(ratelimit.Reclaims[:], "Use of a silent node's tokens."),
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
-		"max_nodes": wholeSchema(1, ratelimit.MaxMaxNodes, "Maximum nodes of the fleet."),
+		"max_nodes":    wholeSchema(1, ratelimit.MaxMaxNodes, "Maximum nodes of the fleet."),
 		"check_timeout": durationSchema("For approx: maximum wait for the store while at most a fifth of the limit " +
 			"is left, up to 1s."),
 		"store_deadline": durationSchema("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
