@@ -57,7 +57,6 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		siblings, name := at[d.Key], above+"."+d.Segment()
 		own := siblings.written[d.Value]
 		a.spelling(d, name)
-		a.name(d, name)
 		a.limit(d, name)
 		a.hidden(d, own, siblings, above)
 		if d.Limit == nil {
@@ -93,21 +92,8 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 	}
 }
 
-// name warns about descriptors with the same name in statistics: the key a_b, and the key a with
-// the value b.
-func (a *adviser) name(d *Descriptor, name string) {
-	if d.Limit == nil {
-		return
-	}
-	if first, twice := a.named[name]; twice {
-		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", first.after(" at "))
-		return
-	}
-	a.named[name] = d.Place
-}
-
-// limit warns about unusual limits, and about fields that need a limit.
+// limit warns about unusual limits, about fields that need a limit, and about limits with the same
+// name in statistics: of the key a_b, and of the key a with the value b.
 func (a *adviser) limit(d *Descriptor, name string) {
 	l := d.Limit
 	if l == nil {
@@ -126,6 +112,12 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			}
 		}
 		return
+	}
+	if first, twice := a.named[name]; twice {
+		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same name and "+
+			"matches other requests; rename one of them", first.after(" at "))
+	} else {
+		a.named[name] = d.Place
 	}
 	if l.Unlimited && d.Metadata != nil {
 		a.about(name, NoEffect, d.Place, "metadata has no effect: the rule is unlimited")

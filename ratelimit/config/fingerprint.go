@@ -27,10 +27,7 @@ func (r *Rules) Fingerprint() string { return r.orNone().print }
 func (r *Rules) settle() {
 	h, text := sha256.New(), []byte(nil)
 	r.eachSpot(func(at string, p spot) {
-		text = text[:0]
-		for _, part := range [...]string{at, p.limit, p.order, strconv.FormatBool(p.ruled)} {
-			text = strconv.AppendQuote(text, part)
-		}
+		text = fmt.Appendf(text[:0], "%q%q%q%q", at, p.limit, p.order, strconv.FormatBool(p.ruled))
 		for _, f := range p.fields {
 			text = strconv.AppendQuote(strconv.AppendQuote(text, f.Name), f.Text)
 		}

@@ -56,7 +56,7 @@ func (t *Tree) String() string { return t.Path }
 
 // swapped returns the target of Root, or "" if it is no link.
 func (t *Tree) swapped() string {
-	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
+	if info, err := os.Lstat(t.Root); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		return ""
 	}
 	return resolveLinks(t.Root)
