@@ -16,12 +16,12 @@ import (
 // ones, for at most maxCompared bytes in all.
 func advise(files []File, rules *Rules) Problems {
 	a := adviser{left: maxCompared, named: map[string]Place{}, replaceable: map[string]map[string]bool{}}
-	for _, name := range rules.DomainNames(rules.Domains()) {
-		if d := rules.domains[name]; len(d.root) == 0 {
+	for _, d := range rules.inOrder() {
+		if len(d.root) == 0 {
 			a.addKind(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
-				cut(name, maxName))
+				cut(d.Name, maxName))
 		}
-		a.replaceable[name] = map[string]bool{}
+		a.replaceable[d.Name] = map[string]bool{}
 	}
 	for _, r := range rules.list {
 		if r.Name != "" {
@@ -125,13 +125,13 @@ func (a *adviser) limit(d *Descriptor, name string) {
 	switch {
 	case l.Unlimited && l.Requests > 0:
 		a.about(name, NoEffect, l.Place, "requests_per_unit has no effect: the rule is unlimited")
-	case !l.Unlimited && l.NoRequests:
+	case !l.Unlimited && !l.Counts && l.Concurrency == 0:
 		a.about(name, ZeroLimit, l.Place, "requests_per_unit is not set: it is 0, and every request is refused; write "+
 			"requests_per_unit: 0 if that is meant")
 	}
 	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {
-		if other.Name != "" && !names[other.Name] {
+		if !names[other.Name] {
 			a.about(name, NoEffect, other.Place, "it replaces '%s', and no rule of the domain has that "+
 				"rate_limit.name%s", shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
 		}

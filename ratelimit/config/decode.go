@@ -47,14 +47,14 @@ func (d *decoder) fill(v *yamlValue, known fields) {
 	}
 }
 
-// block reads the fields of a map, or reports that f is none.
-func (d *decoder) block(f *yamlField, known fields) bool {
+// block reads the fields of t from a map, or reports that f is none.
+func block[T any](d *decoder, t *T, f *yamlField, known fields) *T {
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", shapeHint(f))
-		return false
+		return nil
 	}
 	d.fill(&f.value, known)
-	return true
+	return t
 }
 
 func (d *decoder) unknown(f *yamlField, known []string) {

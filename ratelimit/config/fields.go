@@ -18,7 +18,10 @@ const mostUnits, mostAtOnce = ratelimit.Tokens(ratelimit.MaxPeriod / time.Second
 
 func (d *decoder) fileFields(t *File) fields {
 	return d.inherited(&t.Defaults, fields{
-		"domain":      into(&t.Domain, d.text),
+		"domain": func(f *yamlField) {
+			t.Domain = d.text(f)
+			t.Place = f.value.place
+		},
 		"descriptors": into(&t.Descriptors, d.descriptors),
 	})
 }
@@ -43,15 +46,21 @@ func (d *decoder) descriptorFields(t *Descriptor) fields {
 
 func (d *decoder) limitFields(t *RateLimit) fields {
 	return fields{
-		"requests_per_unit": into(&t.Requests, d.tokens),
-		"unit":              into(&t.Unit, d.text),
-		"unit_multiplier":   func(f *yamlField) { t.Multiplier = d.whole(f, 1, mostUnits) },
-		"concurrency":       func(f *yamlField) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
-		"hold_ttl":          into(&t.HoldTTL, d.duration),
-		"billing":           into(&t.Billing, d.billing),
-		"unlimited":         into(&t.Unlimited, d.flag),
-		"name":              into(&t.Name, d.text),
-		"replaces":          into(&t.Replaces, d.replaces),
+		"requests_per_unit": func(f *yamlField) {
+			t.Requests = d.tokens(f)
+			t.Counts = f.value.kind != null
+		},
+		"unit": func(f *yamlField) {
+			t.Unit = d.text(f)
+			t.Place = f.value.place
+		},
+		"unit_multiplier": func(f *yamlField) { t.Multiplier = d.whole(f, 1, mostUnits) },
+		"concurrency":     func(f *yamlField) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
+		"hold_ttl":        into(&t.HoldTTL, d.duration),
+		"billing":         into(&t.Billing, d.billing),
+		"unlimited":       into(&t.Unlimited, d.flag),
+		"name":            into(&t.Name, d.text),
+		"replaces":        into(&t.Replaces, d.replaces),
 	}
 }
 
@@ -115,9 +124,6 @@ func (d *decoder) file(v *yamlValue) File {
 	}
 	f.Defaults.Place = v.place
 	d.fill(v, d.fileFields(&f))
-	if at := v.get("domain"); at != nil {
-		f.Place = at.value.place
-	}
 	return f
 }
 
@@ -140,16 +146,8 @@ func (d *decoder) limit(f *yamlField) *RateLimit {
 			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}
-	at := f.value.get("requests_per_unit")
-	none := (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
-	l := &RateLimit{Place: f.place, NoRequests: none}
-	if !d.block(f, d.limitFields(l)) {
-		return nil
-	}
-	if at := f.value.get("unit"); at != nil {
-		l.Place = at.value.place
-	}
-	return l
+	l := &RateLimit{Place: f.place}
+	return block(d, l, f, d.limitFields(l))
 }
 
 func (d *decoder) replaces(f *yamlField) (all []Replacement) {
@@ -164,10 +162,10 @@ func (d *decoder) replaces(f *yamlField) (all []Replacement) {
 // billing is a block of its own, because day and zone need each other.
 func (d *decoder) billing(f *yamlField) *Billing {
 	b := &Billing{Place: f.place}
-	if f.value.kind == null || d.block(f, d.billingFields(b)) {
-		return b // nothing: from the first, in UTC
+	if f.value.kind == null {
+		return b // from the first, in UTC
 	}
-	return nil
+	return block(d, b, f, d.billingFields(b))
 }
 
 // CheckInherited returns the problems of a text that may have only fields that descriptors inherit.

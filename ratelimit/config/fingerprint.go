@@ -116,8 +116,8 @@ func (r *Rules) spots() map[string]spot {
 
 // eachSpot calls f with all spots, in an order that the rules alone give.
 func (r *Rules) eachSpot(f func(at string, p spot)) {
-	for _, name := range r.DomainNames(r.Domains()) {
-		d, at := r.domains[name], spotText.Replace(name)
+	for _, d := range r.inOrder() {
+		at := spotText.Replace(d.Name)
 		f(at, spot{limit: aDomain, fields: coordinationFields(&d.Defaults)})
 		d.root.eachSpot(at, f)
 	}

@@ -27,7 +27,7 @@ var holdSources = [...]string{
 // hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *yamlField) *Hold {
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
-	if !d.block(f, d.holdFields(h)) {
+	if block(d, h, f, d.holdFields(h)) == nil {
 		return nil
 	}
 	given := 0

@@ -73,8 +73,8 @@ func (r *Rules) Domain(name string) *Domain { return r.orNone().domains[name] }
 // of limits that requests contain.
 func (r *Rules) Coordinated() []*ratelimit.Rule {
 	all := slices.Clone(r.All())
-	for _, name := range r.DomainNames(r.Domains()) {
-		all = append(all, &ratelimit.Rule{Domain: name, Override: true, Coordination: r.domains[name].Defaults})
+	for _, d := range r.inOrder() {
+		all = append(all, &ratelimit.Rule{Domain: d.Name, Override: true, Coordination: d.Defaults})
 	}
 	return all
 }
@@ -98,8 +98,8 @@ func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.R
 		}
 		named(rule.Domain, rule.Counters)
 	}
-	for _, name := range r.DomainNames(r.Domains()) {
-		named(name, r.domains[name].Overrides)
+	for _, d := range r.inOrder() {
+		named(d.Name, d.Overrides)
 	}
 }
 
@@ -107,6 +107,12 @@ func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.R
 func (r *Rules) DomainNames(most int) []string {
 	names := slices.Sorted(maps.Keys(r.orNone().domains))
 	return names[:min(most, len(names))]
+}
+
+func (r *Rules) inOrder() []*Domain {
+	domains := slices.Collect(maps.Values(r.orNone().domains))
+	slices.SortFunc(domains, func(a, b *Domain) int { return cmp.Compare(a.Name, b.Name) })
+	return domains
 }
 
 // Domains returns how many domains there are.

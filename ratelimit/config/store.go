@@ -57,12 +57,11 @@ func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.fail
 type Reloads struct {
 	Coalesced  uint64 // events and pushes that shared the load of a later one
 	CopyErrors uint64 // times that the copy could not be written
-	FromCopy   bool   // the rules in force come from the copy
 }
 
 // Reloads returns the current counts.
 func (s *Store) Reloads() Reloads {
-	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.Status().FromCopy}
+	return Reloads{s.coalesced.Load(), s.copyErrors.Load()}
 }
 
 // Coalesced counts a change that shares the load of a later one.

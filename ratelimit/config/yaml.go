@@ -212,7 +212,8 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 		}
 		at := r.place(content[i])
 		key := r.resolve(content[i], depth+1)
-		if !r.mayName(key.kind) {
+		// Metadata may have numbers as keys, as in the original: they are texts.
+		if key.kind != str && !(r.inMetadata && (key.kind == integer || key.kind == number)) {
 			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
 		if first, twice := known[key.text]; twice {
@@ -232,11 +233,6 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 			v.fields = append(v.fields, f)
 		}
 	}
-}
-
-// mayName reports whether a value can be a key. Metadata may have numbers as keys, as in the original: they are texts.
-func (r *resolver) mayName(k yamlKind) bool {
-	return k == str || r.inMetadata && (k == integer || k == number)
 }
 
 // merge returns the fields of a map, or of a list of maps.
