@@ -76,8 +76,8 @@ var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
-			a.about(name, Misread, d.Place, "the %s %q begins or ends with white space, which requests must have, too",
-				what, shorten(text))
+			a.about(name, Misread, d.Place, "the %s %q begins or ends with white space, which requests "+
+				"must have, too", what, shorten(text))
 		}
 	}
 	_, err := netip.ParsePrefix(d.Value)
@@ -87,13 +87,13 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 			"first address of the range with its length as the value", shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.about(name, Misread, d.ValuePlace, "the value %q looks like a regular expression, but only '*' is special: "+
-			"it stands for any text", shorten(d.Value))
+		a.about(name, Misread, d.ValuePlace, "the value %q looks like a regular expression, but only "+
+			"'*' is special: it stands for any text", shorten(d.Value))
 	}
 }
 
 // limit warns about unusual limits, about fields that need a limit, and about limits with the same
-// name in statistics: of the key a_b, and of the key a with the value b.
+// name in statistics. The key a_b, and the key a with the value b, have one name.
 func (a *adviser) limit(d *Descriptor, name string) {
 	l := d.Limit
 	if l == nil {
@@ -107,15 +107,15 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			{"metadata", d.Metadata != nil},
 		} {
 			if f.set {
-				a.about(name, NoEffect, d.Place, "%s has no effect: the descriptor has no rate_limit, and those below "+
-					"do not inherit it", f.name)
+				a.about(name, NoEffect, d.Place, "%s has no effect: the descriptor has no rate_limit, and "+
+					"those below do not inherit it", f.name)
 			}
 		}
 		return
 	}
 	if first, twice := a.named[name]; twice {
-		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", first.after(" at "))
+		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same "+
+			"name and matches other requests; rename one of them", first.after(" at "))
 	} else {
 		a.named[name] = d.Place
 	}
@@ -126,8 +126,8 @@ func (a *adviser) limit(d *Descriptor, name string) {
 	case l.Unlimited && l.Requests > 0:
 		a.about(name, NoEffect, l.Place, "requests_per_unit has no effect: the rule is unlimited")
 	case !l.Unlimited && !l.Counts && l.Concurrency == 0:
-		a.about(name, ZeroLimit, l.Place, "requests_per_unit is not set: it is 0, and every request is refused; write "+
-			"requests_per_unit: 0 if that is meant")
+		a.about(name, ZeroLimit, l.Place, "requests_per_unit is not set: it is 0, and every request is "+
+			"refused; write requests_per_unit: 0 if that is meant")
 	}
 	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {

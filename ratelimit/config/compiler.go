@@ -110,7 +110,7 @@ func (s *scope) inPeriod(l *RateLimit) ratelimit.Limit {
 
 // billed is the limit with billing months, or unchanged if it cannot have them.
 func (s *scope) billed(limit ratelimit.Limit, l *RateLimit) ratelimit.Limit {
-	why := ""
+	var why string
 	switch {
 	case l.Unlimited:
 		why = "an unlimited rule has no period; remove billing, or unlimited"
@@ -145,8 +145,8 @@ func (s *scope) concurrent(l *RateLimit) ratelimit.Limit {
 			ratelimit.MaxHoldTTL.Hours())
 	}
 	if l.Unit != "" || l.Requests > 0 || l.Multiplier > 0 || l.Billing != nil || l.Unlimited {
-		s.wrong(l.Place, "config error, concurrency counts requests in flight, not in a period; remove requests_per_unit, unit, "+
-			"unit_multiplier, billing and unlimited, or concurrency")
+		s.wrong(l.Place, "config error, concurrency counts requests in flight, not in a period; remove "+
+			"requests_per_unit, unit, unit_multiplier, billing and unlimited, or concurrency")
 	}
 	return ratelimit.AtOnce(l.Concurrency, ttl)
 }
@@ -197,6 +197,7 @@ func (s *scope) overridden(r *ratelimit.Rule, d *Descriptor) {
 		s.warnings.about(s.names, NoEffect, d.Inherited.Place, "max_override has no effect: %s", why)
 	case *own < r.Limit.Requests:
 		s.warnings.about(s.names, Misread, d.Inherited.Place, "max_override is %d and requests_per_unit %d: "+
-			"overrides can only lower the limit; raise max_override, or write 0 for no overrides", *own, r.Limit.Requests)
+			"overrides can only lower the limit; raise max_override, or write 0 for no overrides",
+			*own, r.Limit.Requests)
 	}
 }

@@ -103,7 +103,8 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sorted orders them by their place in the files. Joined lists can have more than maxProblems: the others are dropped.
+// sorted orders them by their place in the files. Joined lists can have more than maxProblems: the
+// others are dropped.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b *Problem) int {
 		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line),

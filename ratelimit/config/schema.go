@@ -18,7 +18,8 @@ const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs
 // allows several forms of a flag or a number, the schema has the usual one.
 func Schema() []byte {
 	limit := objectSchema("The limit.", schema{
-		"requests_per_unit": wholeSchema(0, ratelimit.MaxLimit, "Tokens in each unit. 0, or no value, refuses every request."),
+		"requests_per_unit": wholeSchema(0, ratelimit.MaxLimit,
+			"Tokens in each unit. 0, or no value, refuses every request."),
 		"unit": described(schema{
 			"anyOf": []schema{{"enum": ratelimit.UnitNames()}, {"type": "string", "pattern": unitPattern()}},
 		}, "The period, in upper or lower case. A month has 30 days, a year 365."),

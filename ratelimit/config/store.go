@@ -35,7 +35,6 @@ type Store struct {
 	last     uint64     // guarded by mu; the fingerprint of the last texts; 0: none, or a later read failed
 	problem  error      // guarded by mu; their error
 	lastGood string     // guarded by mu; file of the last good rules; "": none
-	names    *ratelimit.NameBudget
 }
 
 // maxNames bounds the names that statistics take from requests.
@@ -43,8 +42,8 @@ const maxNames = 10_000
 
 // NewStore makes a store without rules. Load reads them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
-	names := ratelimit.NewNameBudget(maxNames)
-	return &Store{source: source, options: o, log: log, seed: maphash.MakeSeed(), names: names}
+	o.names = ratelimit.NewNameBudget(maxNames)
+	return &Store{source: source, options: o, log: log, seed: maphash.MakeSeed()}
 }
 
 // Rules returns the rules in force, or nil before the first good ones.
@@ -155,7 +154,7 @@ func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 // compileLocked parses texts. Rules keep the counters of those in force.
 func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Problems) {
 	o := s.options
-	o.names, o.counters = s.names, s.Rules().orNone().counters
+	o.counters = s.Rules().orNone().counters
 	rules, warnings, problems = Parse(texts, o)
 	size := 0
 	for _, t := range texts {
@@ -170,7 +169,7 @@ func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Pr
 func (s *Store) useLocked(rules *Rules) {
 	for name, old := range s.Rules().orNone().counters {
 		for _, c := range old[min(len(old), len(rules.counters[name])):] {
-			s.names.Restore(c)
+			s.options.names.Restore(c)
 		}
 	}
 	s.current.Store(rules)

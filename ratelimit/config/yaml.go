@@ -213,7 +213,8 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 		at := r.place(content[i])
 		key := r.resolve(content[i], depth+1)
 		// Metadata may have numbers as keys, as in the original: they are texts.
-		if key.kind != str && !(r.inMetadata && (key.kind == integer || key.kind == number)) {
+		numbered := r.inMetadata && (key.kind == integer || key.kind == number)
+		if key.kind != str && !numbered {
 			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
 		if first, twice := known[key.text]; twice {
