@@ -141,8 +141,8 @@ func (s *scope) billed(limit ratelimit.Limit, l *RateLimit) ratelimit.Limit {
 func (s *scope) concurrent(l *RateLimit) ratelimit.Limit {
 	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
 	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
-		s.wrong(l.Place, "config error, hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl, ratelimit.MinHoldTTL,
-			ratelimit.MaxHoldTTL.Hours())
+		s.wrong(l.Place, "config error, hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl,
+			ratelimit.MinHoldTTL, ratelimit.MaxHoldTTL.Hours())
 	}
 	if l.Unit != "" || l.Requests > 0 || l.Multiplier > 0 || l.Billing != nil || l.Unlimited {
 		s.wrong(l.Place, "config error, concurrency counts requests in flight, not in a period; remove "+
