@@ -16,12 +16,12 @@ import (
 // ones, for at most maxCompared bytes in all.
 func advise(files []File, rules *Rules) Problems {
 	a := adviser{left: maxCompared, named: map[string]Place{}, replaceable: map[string]map[string]bool{}}
-	for _, name := range rules.DomainNames(rules.Domains()) {
-		if d := rules.domains[name]; len(d.root) == 0 {
+	for _, d := range rules.inOrder() {
+		if len(d.root) == 0 {
 			a.addKind(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
-				cut(name, maxName))
+				cut(d.Name, maxName))
 		}
-		a.replaceable[name] = map[string]bool{}
+		a.replaceable[d.Name] = map[string]bool{}
 	}
 	for _, r := range rules.list {
 		if r.Name != "" {
@@ -55,9 +55,8 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		}
 		d := &descriptors[i]
 		siblings, name := at[d.Key], above+"."+d.Segment()
-		own := siblings.of(d.Value)
+		own := siblings.written[d.Value]
 		a.spelling(d, name)
-		a.name(d, name)
 		a.limit(d, name)
 		a.hidden(d, own, siblings, above)
 		if d.Limit == nil {
@@ -77,39 +76,25 @@ var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
-			a.addKind(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
-				cut(name, maxName), what, shorten(text))
+			a.about(name, Misread, d.Place, "the %s %q begins or ends with white space, which requests "+
+				"must have, too", what, shorten(text))
 		}
 	}
 	_, err := netip.ParsePrefix(d.Value)
 	if err == nil && !slices.Contains(rangeKeys, d.Key) {
-		a.addKind(Range, d.ValuePlace, "%s: the value %q is a range, and values are compared as text: "+
+		a.about(name, Range, d.ValuePlace, "the value %q is a range, and values are compared as text: "+
 			"no address matches. Use the key masked_remote_address, for which Envoy masks addresses, and the "+
-			"first address of the range with its length as the value", cut(name, maxName), shorten(d.Value))
+			"first address of the range with its length as the value", shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.addKind(Misread, d.ValuePlace, "%s: the value %q looks like a regular expression, but only '*' is special: "+
-			"it stands for any text", cut(name, maxName), shorten(d.Value))
+		a.about(name, Misread, d.ValuePlace, "the value %q looks like a regular expression, but only "+
+			"'*' is special: it stands for any text", shorten(d.Value))
 	}
 }
 
-// name warns about descriptors with the same name in statistics: the key a_b, and the key a with
-// the value b.
-func (a *adviser) name(d *Descriptor, name string) {
-	if d.Limit == nil {
-		return
-	}
-	if first, twice := a.named[name]; twice {
-		a.addKind(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", cut(name, maxName), first.after(" at "))
-		return
-	}
-	a.named[name] = d.Place
-}
-
-// limit warns about unusual limits, and about fields that need a limit.
+// limit warns about unusual limits, about fields that need a limit, and about limits with the same
+// name in statistics. The key a_b, and the key a with the value b, have one name.
 func (a *adviser) limit(d *Descriptor, name string) {
-	name = cut(name, maxName)
 	l := d.Limit
 	if l == nil {
 		for _, f := range []struct {
@@ -122,27 +107,33 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			{"metadata", d.Metadata != nil},
 		} {
 			if f.set {
-				a.addKind(NoEffect, d.Place, "%s: %s has no effect: the descriptor has no rate_limit, and those below "+
-					"do not inherit it", name, f.name)
+				a.about(name, NoEffect, d.Place, "%s has no effect: the descriptor has no rate_limit, and "+
+					"those below do not inherit it", f.name)
 			}
 		}
 		return
 	}
+	if first, twice := a.named[name]; twice {
+		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same "+
+			"name and matches other requests; rename one of them", first.after(" at "))
+	} else {
+		a.named[name] = d.Place
+	}
 	if l.Unlimited && d.Metadata != nil {
-		a.addKind(NoEffect, d.Place, "%s: metadata has no effect: the rule is unlimited", name)
+		a.about(name, NoEffect, d.Place, "metadata has no effect: the rule is unlimited")
 	}
 	switch {
 	case l.Unlimited && l.Requests > 0:
-		a.addKind(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)
-	case !l.Unlimited && l.NoRequests:
-		a.addKind(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
-			"requests_per_unit: 0 if that is meant", name)
+		a.about(name, NoEffect, l.Place, "requests_per_unit has no effect: the rule is unlimited")
+	case !l.Unlimited && !l.Counts && l.Concurrency == 0:
+		a.about(name, ZeroLimit, l.Place, "requests_per_unit is not set: it is 0, and every request is "+
+			"refused; write requests_per_unit: 0 if that is meant")
 	}
 	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {
-		if other.Name != "" && !names[other.Name] {
-			a.addKind(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that "+
-				"rate_limit.name%s", name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
+		if !names[other.Name] {
+			a.about(name, NoEffect, other.Place, "it replaces '%s', and no rule of the domain has that "+
+				"rate_limit.name%s", shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
 		}
 	}
 }
@@ -161,11 +152,11 @@ func someNames(names map[string]bool) []string {
 // other's text.
 func (a *adviser) hidden(d *Descriptor, own *node, s *siblings, above string) {
 	earlier, text, hint := s.wildcards, "*", "; remove one of them"
-	if d.Value != "" {
-		if !strings.Contains(d.Value, "*") {
-			return // exact values are tried first
-		}
-		earlier, text = s.wildcards[:own.nth], d.Value
+	if own.exact {
+		return // exact values are tried first
+	}
+	if own != s.bare {
+		earlier, text = s.wildcards[:own.nth-1], d.Value
 		hint = "; patterns are tried in the order of the file: move it up"
 	}
 	if first := a.firstMatch(earlier, text); first != nil {
@@ -208,38 +199,28 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 
 // next is the match of d's requests without d, or nil.
 func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
-	later := s.wildcards
-	switch {
-	case d.Value == "":
+	if own == s.bare {
 		return nil
-	case strings.Contains(d.Value, "*"):
-		later = s.wildcards[own.nth+1:]
 	}
-	if n := a.firstMatch(later, d.Value); n != nil || a.left < 0 {
+	if n := a.firstMatch(s.wildcards[own.nth:], d.Value); n != nil || a.left < 0 {
 		return n
 	}
 	return s.bare
 }
 
 // withoutEffect is the reason why a rule's own setting has no effect, or "".
-func withoutEffect(field string, s *scope) string {
-	c := &s.coordination
+func withoutEffect(field string, c *ratelimit.Coordination) string {
 	if field == "reclaim" && c.Reclaim == ratelimit.ReclaimEager && c.Mode.Spec().Owned {
 		return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 	}
-	return ofOtherMode(field, c.Mode)
-}
-
-// ofOtherMode names the modes of a field that the rule's mode lacks, or "".
-func ofOtherMode(field string, mode ratelimit.Mode) string {
 	var of []string
 	for i, name := range ratelimit.ModeNames() {
 		if slices.Contains(ratelimit.Mode(i).Spec().Fields, field) {
 			of = append(of, name)
 		}
 	}
-	if len(of) == 0 || slices.Contains(of, mode.String()) {
+	if len(of) == 0 || slices.Contains(of, c.Mode.String()) {
 		return ""
 	}
-	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), mode)
+	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), c.Mode)
 }

@@ -106,32 +106,27 @@ func Changes(old, other *Rules) []Change {
 	return changes
 }
 
-// change is the change of a spot. A nil spot is missing. The zero Change is no change.
-func change(was, is *spot) Change {
+// change is the change of a spot. A missing spot is the zero one, and the zero Change is no change.
+func change(was, is spot) Change {
 	switch {
-	case was == nil && is.order != "", is == nil && was.order != "":
-		return Change{} // added and removed patterns are reported instead
-	case was == nil && is.limit == "", is == nil && was.limit == "":
-		return Change{} // as above, for their descriptors
-	case was == nil || was.limit == "" && is != nil && is.limit != "":
+	case was.limit == "" && is.limit != "":
 		return Change{Kind: Added, Limit: is.limit}
-	case is == nil || is.limit == "" && was.limit != "":
+	case was.limit != "" && is.limit == "":
 		return Change{Kind: Removed, Limit: was.limit}
 	case reordered(was.order, is.order):
 		return Change{Kind: Reordered}
-	}
-	if was.ruled != is.ruled { // a rule in place of a leaf without a limit, or the reverse
+	case was.fields == nil, is.fields == nil:
+		return Change{} // the rules below it, or its patterns, are reported instead
+	case was.ruled != is.ruled: // a rule in place of a leaf without a limit, or the reverse
 		return Change{Kind: Changed, Fields: []FieldChange{{"rate_limit", was.limit, is.limit}}}
 	}
 	var fields []FieldChange
-	for _, f := range was.fields {
-		if text := is.text(f.Name); text != f.Text {
-			fields = append(fields, FieldChange{f.Name, f.Text, text})
-		}
-	}
-	for _, f := range is.fields { // a limit of requests in flight has other fields than one of a period
-		if f.Text != "" && !slices.ContainsFunc(was.fields, func(old ruleField) bool { return old.Name == f.Name }) {
-			fields = append(fields, FieldChange{f.Name, "", f.Text})
+	before, after := was.texts(), is.texts()
+	for _, f := range slices.Concat(was.fields, is.fields) { // of requests in flight, or in a period
+		old, text := before[f.Name], after[f.Name]
+		if old != text {
+			fields = append(fields, FieldChange{f.Name, old, text})
+			before[f.Name] = text // once
 		}
 	}
 	if len(fields) == 0 {
@@ -140,14 +135,12 @@ func change(was, is *spot) Change {
 	return Change{Kind: Changed, Fields: fields}
 }
 
-// text is the setting of a name, or "".
-func (p *spot) text(name string) string {
+func (p *spot) texts() map[string]string {
+	texts := map[string]string{}
 	for _, f := range p.fields {
-		if f.Name == name {
-			return f.Text
-		}
+		texts[f.Name] = f.Text
 	}
-	return ""
+	return texts
 }
 
 // The separators of a spot's place: they sort before other characters, so that a

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"errors"
 	"slices"
 	"strings"
 
@@ -17,32 +19,26 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 		return nil, nil, d.problems
 	}
 	files := d.decode(texts, caps)
-	c := newCompiler(o)
-	rules, problems = c.compile(files)
+	rules, warnings, problems = Compile(files, o)
 	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
-		return nil, d.warnings.sorted(), problems.sorted().most()
+		return nil, d.warnings.sorted(), problems.sorted()
 	}
-	warnings = append(append(d.warnings, c.warnings...), advise(files, rules)...)
-	return rules, warnings.sorted().most(), nil
+	warnings = slices.Concat(d.warnings, warnings, advise(files, rules))
+	return rules, warnings.sorted(), nil
 }
 
 // Compile turns decoded files into rules, or reports all errors.
-func Compile(files []File, o Options) (*Rules, Problems) { return newCompiler(o).compile(files) }
-
-func newCompiler(o Options) *compiler {
-	return &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}, counters: countersByName{}}}
-}
-
-func (c *compiler) compile(files []File) (*Rules, Problems) {
+func Compile(files []File, o Options) (rules *Rules, warnings, problems Problems) {
+	c := compiler{options: o, rules: &Rules{domains: map[string]*Domain{}, counters: countersByName{}}}
 	for i := range files {
 		c.file(&files[i])
 	}
 	if len(c.problems) > 0 {
-		return nil, c.problems
+		return nil, nil, c.problems
 	}
 	c.rules.settle()
-	return c.rules, nil
+	return c.rules, c.warnings, nil
 }
 
 func (c *compiler) file(f *File) {
@@ -50,122 +46,114 @@ func (c *compiler) file(f *File) {
 		c.problems.add(f.Place, "config file cannot have empty domain; write domain: NAME at its top, as Envoy's "+
 			"filter names it")
 	}
-	root := scope{names: f.Domain, coordination: c.options.Coordination}
-	c.inherit(&root, &f.Defaults)
-	c.domain = c.rules.domains[f.Domain]
+	root := scope{
+		compiler: c, names: f.Domain, domain: c.rules.domains[f.Domain], coordination: c.options.Coordination,
+	}
+	root.inherit(&f.Defaults)
 	switch {
-	case c.domain == nil:
-		c.domain = &Domain{
+	case root.domain == nil:
+		root.domain = &Domain{
 			Name: f.Domain, Defaults: root.coordination, root: level{}, place: f.Place,
 			Overrides: c.counters(f.Domain, OverridePath),
 		}
-		c.rules.domains[f.Domain] = c.domain
+		c.rules.domains[f.Domain] = root.domain
 	case !c.options.MergeDomains && f.Domain != "":
 		c.problems.add(f.Place, "duplicate domain '%s' in config file%s; a domain is in one file, unless "+
-			"MERGE_DOMAIN_CONFIG joins them", cut(f.Domain, maxName), c.domain.place.after("; the first is at "))
-		c.domain = &Domain{root: level{}} // its own problems are still found
+			"MERGE_DOMAIN_CONFIG joins them", cut(f.Domain, maxName), root.domain.place.after("; the first is at "))
+		root.domain = &Domain{root: level{}} // its own problems are still found
 	}
-	c.level(c.domain.root, f.Descriptors, &root)
+	root.level(root.domain.root, f.Descriptors)
 }
 
 // OverridePath replaces the path in keys of limits that requests contain.
 const OverridePath = "(request override)"
 
-func (c *compiler) inherit(s *scope, in *Inherited) {
-	if in.Hold != nil {
-		s.hold = in.Hold
-	}
-	if in.MaxOverride != nil {
-		s.maxOverride = in.MaxOverride
-	}
+func (s *scope) inherit(in *Inherited) {
+	s.hold = cmp.Or(in.Hold, s.hold)
+	s.maxOverride = cmp.Or(in.MaxOverride, s.maxOverride)
 	if in.Algorithm != nil {
 		s.algorithm = *in.Algorithm
 	}
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.wrong(in.Place, s.names, "config error, burst applies to algorithm: token_bucket, and this is %s; write "+
+			s.wrong(in.Place, "config error, burst applies to algorithm: token_bucket, and this is %s; write "+
 				"algorithm: token_bucket, or remove burst", s.algorithm)
 		}
 	}
-	inherited := s.coordination.Validate()
-	for _, setting := range in.Coordination {
-		if err := s.coordination.Set(setting.Field, setting.Text); err != nil {
-			c.wrong(setting.Place, s.names, "config error, coordination: %v", err)
-		}
-		if setting.Field == "on_deny" {
-			s.charges = nil
-			if s.coordination.OnDeny == ratelimit.DenyCharges {
-				s.charges = &setting.Place
+	for i := range in.Coordination {
+		set := &in.Coordination[i]
+		_ = s.coordination.Set(set.Field, set.Text) // the decoder has tried it
+		for _, err := range s.coordination.Validate() {
+			if wrong, ok := errors.AsType[*ratelimit.FieldError](err); ok && wrong.Field == set.Field {
+				s.wrong(set.Place, "config error, coordination: %v", err)
 			}
 		}
-	}
-	for _, err := range s.coordination.Validate() {
-		if !slices.ContainsFunc(inherited, func(old error) bool { return old.Error() == err.Error() }) {
-			c.wrong(in.placeOf(err), s.names, "config error, coordination: %v", err)
+		if set.Field == "on_deny" {
+			s.onDeny = set
 		}
 	}
 }
 
-func (c *compiler) level(at level, descriptors []Descriptor, above *scope) {
+func (s *scope) level(at level, descriptors []Descriptor) {
 	for i := range descriptors {
-		c.descriptor(at, &descriptors[i], above)
+		s.descriptor(at, &descriptors[i])
 	}
 }
 
-func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
+func (s *scope) descriptor(at level, d *Descriptor) {
 	if d.Key == "" {
-		c.wrong(d.Place, above.names, "descriptor has empty key")
+		s.wrong(d.Place, "descriptor has empty key")
 	}
 	// In the original, wildcards match the text KEY_VALUE, so that one at the end of a key matches other keys. As a
 	// plain key, it would limit nothing.
 	if d.Value == "" && strings.HasSuffix(d.Key, "*") {
-		c.wrong(d.Place, above.names, "the key '%s' ends with '*': envoyproxy/ratelimit applies it to each key that "+
+		s.wrong(d.Place, "the key '%s' ends with '*': envoyproxy/ratelimit applies it to each key that "+
 			"begins so, and here a key has no wildcards; write a descriptor for each key", d.Key)
 	}
 	// A full name includes the names above it: a long key with many descriptors below it, or nested
 	// long keys, take quadratic space.
-	c.paths += len(above.names) + len(d.Key) + len(d.Value)
-	if c.paths > maxPathBytes {
-		if !c.full {
-			c.full = true
-			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
+	size := len(s.names) + len(d.Key) + len(d.Value)
+	s.paths += size
+	if s.paths > maxPathBytes {
+		if s.paths-size <= maxPathBytes { // once
+			s.wrong(d.Place, "config error, the names of all descriptors, each with those above it, are "+
 				"more than %d bytes: use shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
-	s := *above
-	s.names += "." + d.Segment()
-	s.keys = append(slices.Clip(s.keys), d.Segment())
-	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
-	s.shared = append(slices.Clip(s.shared), d.ShareThreshold)
-	c.inherit(&s, &d.Inherited)
+	own, segment := *s, d.Segment()
+	own.names += "." + segment
+	own.keys = append(slices.Clip(s.keys), segment)
+	own.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
+	own.shared = append(slices.Clip(s.shared), d.ShareThreshold)
+	own.inherit(&d.Inherited)
 
-	n := &node{share: d.ShareThreshold, below: level{}, place: d.Place}
+	n := &node{pattern: pattern{text: d.Value}, share: d.ShareThreshold, below: level{}, place: d.Place}
 	if d.ShareThreshold && !strings.Contains(d.Value, "*") {
-		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found "+
-			"key '%s'", d.Segment())
+		own.wrong(d.Place, "share_threshold can only be used with wildcard values (containing '*'), but found "+
+			"key '%s'", segment)
 	}
 	if first := at.place(n, d); first != nil {
-		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
+		own.wrong(d.Place, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
 			"let Envoy send a second descriptor with another key, for example generic_key before it",
-			cut(s.names, maxName), first.place.after("; the first is at "))
+			cut(own.names, maxName), first.place.after("; the first is at "))
 	}
 	if d.Limit != nil {
-		c.idle(d, &s)
-		n.rule = c.rule(d, &s)
-		n.prefix = ratelimit.AppendPrefix(nil, c.domain.Name, n.rule.Limit)
-		c.rules.list = append(c.rules.list, n.rule)
+		own.idle(d)
+		n.rule = own.rule(d)
+		n.prefix = ratelimit.AppendPrefix(nil, s.domain.Name, n.rule.Limit)
+		s.rules.list = append(s.rules.list, n.rule)
 	}
-	c.level(n.below, d.Descriptors, &s)
+	own.level(n.below, d.Descriptors)
 }
 
 // idle warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
-func (c *compiler) idle(d *Descriptor, s *scope) {
+func (s *scope) idle(d *Descriptor) {
 	for _, set := range d.Inherited.Coordination {
-		if why := withoutEffect(set.Field, s); why != "" {
-			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)
+		if why := withoutEffect(set.Field, &s.coordination); why != "" {
+			s.warnings.about(s.names, NoEffect, set.Place, "%s has no effect: %s", set.Field, why)
 		}
 	}
 }
@@ -174,80 +162,66 @@ func (c *compiler) idle(d *Descriptor, s *scope) {
 func (l level) place(n *node, d *Descriptor) (first *node) {
 	s := l[d.Key]
 	if s == nil {
-		s = &siblings{exact: map[string]*node{}, patterns: map[string]*node{}}
+		s = &siblings{written: map[string]*node{}}
 		l[d.Key] = s
 	}
-	first = s.of(d.Value)
+	first = s.written[d.Value]
 	if first != nil {
 		return first
 	}
+	s.written[d.Value] = n
 	switch {
 	case d.Value == "":
 		s.bare = n
 	case strings.Contains(d.Value, "*"):
-		n.pattern, n.nth = newPattern(d.Value), len(s.wildcards)
-		s.patterns[d.Value], s.wildcards = n, append(s.wildcards, n)
+		n.pattern = newPattern(d.Value)
+		s.wildcards = append(s.wildcards, n)
+		n.nth = len(s.wildcards)
 	default:
-		s.exact[d.Value] = n
+		n.exact = true
 	}
 	return nil
 }
 
-func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
+func (s *scope) rule(d *Descriptor) *ratelimit.Rule {
 	l := d.Limit
 	r := &ratelimit.Rule{
-		Domain: c.domain.Name, Path: strings.Join(s.keys, "."), Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
+		Domain: s.domain.Name, Path: strings.Join(s.keys, "."), Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
 		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
 		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Shared: s.shared},
+		Counters:    s.counters(s.domain.Name, strings.Join(s.keys, "\x00")),
 	}
 	if slices.Contains(s.metric, true) {
 		r.MetricNames.Levels = s.metric
 	}
-	unit := c.unit(l, s)
+	if l.Concurrency > 0 {
+		r.Limit = s.concurrent(l)
+	} else {
+		r.Limit = s.inPeriod(l)
+	}
 	for _, other := range l.Replaces {
 		switch other.Name {
 		case "":
-			c.wrong(other.Place, s.names, "should not have an empty replaces entry")
+			s.wrong(other.Place, "should not have an empty replaces entry")
 		case l.Name:
-			c.wrong(other.Place, s.names, "replaces should not contain name of same descriptor")
+			s.wrong(other.Place, "replaces should not contain name of same descriptor")
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{
-		Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(l.Multiplier), Requests: l.Requests,
-	}
-	if s.algorithm == ratelimit.TokenBucket {
-		r.Limit.Burst = s.burst
-		if s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
-			r.Limit.Burst = r.Limit.Requests
-		}
-	}
-	if l.Concurrency > 0 {
-		r.Limit = c.concurrent(l, s)
-	}
-	if c.options.CalendarMonths {
-		r.Limit = r.Limit.Cut()
-	}
-	if l.Billing != nil && l.Concurrency == 0 {
-		r.Limit = c.billed(r.Limit, l, s)
-	}
-	if s.charges == nil && r.Coordination.OnDeny == ratelimit.DenyCharges {
+	if s.onDeny == nil && r.Coordination.OnDeny == ratelimit.DenyCharges {
 		r.Coordination.OnDeny = r.Limit.Algorithm.OnDeny()
 	}
-	c.holds(r, s, l.Place)
+	s.holds(r, l.Place)
 	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
 		why := "the rule limits requests in flight"
 		if l.Unlimited {
 			why = "the rule is unlimited"
 		}
-		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", why)
+		s.warnings.about(s.names, NoEffect, d.Inherited.Hold.Place, "hold has no effect: %s", why)
 	}
-	c.overridden(r, d, s)
+	s.overridden(r, d)
 	for _, doubt := range r.Doubts() {
-		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
-	}
-	if c.domain.Name != "" {
-		r.Counters = c.counters(r.Domain, strings.Join(r.Keys, "\x00"))
+		s.warnings.about(s.names, Ineffective, l.Place, "%s", doubt)
 	}
 	return r
 }

@@ -30,30 +30,30 @@ func (d *decoder) wrongly(f *yamlField, what, hint string) {
 	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s%s", f.key, what, got, hint)
 }
 
-// fill fills t from the fields of v.
-func fill[T any](d *decoder, t *T, v *yamlValue, known decoders[T]) {
+// fill reads the fields of v.
+func (d *decoder) fill(v *yamlValue, known fields) {
 	for i := range v.fields {
 		f := &v.fields[i]
-		if set, ok := known[f.key]; ok {
-			set(d, t, f)
-			continue
-		}
-		if where, ok := elsewhere[f.key]; ok {
+		read, where := known[f.key], elsewhere[f.key]
+		switch {
+		case read != nil:
+			read(f)
+		case where != "":
 			d.warnings.addKind(NoEffect, f.place, "'%s' has no effect here: it belongs %s%s", f.key, where,
 				elsewhereHint(v, f.key))
-			continue
+		default:
+			d.unknown(f, slices.Sorted(maps.Keys(known)))
 		}
-		d.unknown(f, known.names())
 	}
 }
 
-// block fills t from a map, or reports that f is none.
-func block[T any](d *decoder, t *T, f *yamlField, known decoders[T]) *T {
+// block reads the fields of t from a map, or reports that f is none.
+func block[T any](d *decoder, t *T, f *yamlField, known fields) *T {
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
-	fill(d, t, &f.value, known)
+	d.fill(&f.value, known)
 	return t
 }
 
@@ -73,12 +73,8 @@ func (d *decoder) another(at Place) bool {
 
 // maps are the items of a list of maps.
 func (d *decoder) maps(f *yamlField) []*yamlValue {
-	if f.value.kind == null {
-		return nil
-	}
-	if f.value.kind != sequence {
+	if f.value.kind != sequence && f.value.kind != null {
 		d.wrongly(f, "a list", shapeHint(f))
-		return nil
 	}
 	var maps []*yamlValue
 	for i := range f.value.items {
@@ -161,14 +157,10 @@ func (d *decoder) whole(f *yamlField, least, most ratelimit.Tokens) ratelimit.To
 }
 
 func (d *decoder) metadata(f *yamlField) map[string]any {
-	if f.value.kind == null {
-		return nil
-	}
-	if f.value.kind != mapping {
+	m, ok := plain(&f.value).(map[string]any)
+	if !ok && f.value.kind != null {
 		d.wrong(f, "a map")
-		return nil
 	}
-	m, _ := plain(&f.value).(map[string]any)
 	return m
 }
 
@@ -196,18 +188,13 @@ func plain(v *yamlValue) any {
 		}
 		return v.text
 	case boolean:
-		return v.text == "true" || v.text == "True" || v.text == "TRUE"
+		return strings.EqualFold(v.text, "true")
 	case null:
 		return nil
 	default:
 		return v.text
 	}
 }
-
-// decoders are the fields of one kind of map, with their decoders.
-type decoders[T any] map[string]func(*decoder, *T, *yamlField)
-
-func (known decoders[T]) names() []string { return slices.Sorted(maps.Keys(known)) }
 
 func (d *decoder) duration(f *yamlField) time.Duration {
 	n, err := time.ParseDuration(f.value.text)

@@ -32,7 +32,7 @@ type Descriptor struct {
 
 // RateLimit is a rate_limit block.
 type RateLimit struct {
-	Place    Place
+	Place    Place // of its unit, or of the block
 	Requests ratelimit.Tokens
 	Unit     string
 	// Multiplier is the number of units in a period, unit_multiplier; 0 means one.
@@ -45,8 +45,8 @@ type RateLimit struct {
 	Unlimited   bool
 	Name        string
 	Replaces    []Replacement
-	// NoRequests means that requests_per_unit is not written; it is 0 then.
-	NoRequests bool
+	// Counts means that requests_per_unit is written. Without, it is 0.
+	Counts bool
 }
 
 // Billing is a billing block: months that begin on a day of the month in a time zone.
@@ -77,7 +77,6 @@ type Inherited struct {
 type Hold struct {
 	Place Place
 	ratelimit.Hold
-	given int // how many of amount, from and learned are written
 }
 
 // Setting is one field of a coordination block.

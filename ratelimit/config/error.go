@@ -103,13 +103,14 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sorted orders them by their place in the files.
+// sorted orders them by their place in the files. Joined lists can have more than maxProblems: the
+// others are dropped.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b *Problem) int {
 		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line),
 			cmp.Compare(a.Place.Column, b.Place.Column))
 	})
-	return ps
+	return ps[:min(len(ps), maxProblems+1)]
 }
 
 // add reports a problem, up to maxProblems: after these are corrected, the next check shows the
@@ -131,6 +132,11 @@ func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})
 }
 
+// about reports a warning about the descriptor of that name.
+func (ps *Problems) about(name string, kind Kind, at Place, format string, args ...any) {
+	ps.addKind(kind, at, "%s: %s", cut(name, maxName), fmt.Sprintf(format, args...))
+}
+
 // lastLine sorts after every line.
 const lastLine = math.MaxInt32
 
@@ -140,8 +146,5 @@ func cut(s string, most int) string {
 	}
 	return strings.ToValidUTF8(s[:most-3], "") + "..."
 }
-
-// most drops problems beyond maxProblems after lists were joined.
-func (ps Problems) most() Problems { return ps[:min(len(ps), maxProblems+1)] }
 
 func shorten(s string) string { return cut(s, 60) }

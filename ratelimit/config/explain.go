@@ -15,23 +15,23 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		e := &entries[i]
 		step := Step{Entry: e.Key + "=" + e.Value}
 		n := at.find(e)
-		switch s := at[e.Key]; {
-		case s == nil:
-			step.Why = "no rule has this key at this level"
-		case n == nil:
-			step.Why = "no value, pattern or default of this key matches"
-		case n == s.exact[e.Value]:
-			step.Matched, step.Why = e.Key+"_"+e.Value, "the value is the rule's"
-		case n == s.bare:
-			step.Matched, step.Why = e.Key, "the default of this key: no value or pattern matches"
-		default:
-			step.Matched, step.Why = e.Key+"_"+n.pattern.text, "the first pattern that matches"
-			if n.share {
-				step.Why += "; all its values share one budget"
-			}
-		}
 		if n == nil {
+			step.Why = "no value, pattern or default of this key matches"
+			if at[e.Key] == nil {
+				step.Why = "no rule has this key at this level"
+			}
 			return append(steps, step)
+		}
+		step.Matched = n.segment(e.Key)
+		switch {
+		case n.exact:
+			step.Why = "the value is the rule's"
+		case n.share:
+			step.Why = "the first pattern that matches; all its values share one budget"
+		case n.nth > 0:
+			step.Why = "the first pattern that matches"
+		default:
+			step.Why = "the default of this key: no value or pattern matches"
 		}
 		at = n.below
 		if i == len(entries)-1 {

@@ -6,75 +6,92 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// inherited fields can stand at the root and in any descriptor.
-func inherited[T any](of func(*T) *Inherited, more decoders[T]) decoders[T] {
-	more["algorithm"] = func(d *decoder, t *T, f *yamlField) { d.algorithm(of(t), f) }
-	more["burst"] = func(d *decoder, t *T, f *yamlField) { of(t).Burst = new(d.whole(f, 1, ratelimit.MaxLimit)) }
-	more["max_override"] = func(d *decoder, t *T, f *yamlField) {
-		of(t).MaxOverride = new(d.whole(f, 0, ratelimit.MaxLimit)) // nothing would mean no overrides
-	}
-	more["hold"] = func(d *decoder, t *T, f *yamlField) { of(t).Hold = d.hold(f) }
-	more["coordination"] = func(d *decoder, t *T, f *yamlField) { d.coordination(of(t), f) }
-	return more
-}
+// fields are the known fields of a map, each with what reads its value.
+type fields map[string]func(*yamlField)
 
-var (
-	fileFields       decoders[File]
-	descriptorFields decoders[Descriptor]
-	limitFields      decoders[RateLimit]
-	replacesFields   decoders[Replacement]
-	billingFields    decoders[Billing]
-	inheritedFields  decoders[Inherited]
-)
+// into stores what is read.
+func into[T any](to *T, read func(*yamlField) T) func(*yamlField) {
+	return func(f *yamlField) { *to = read(f) }
+}
 
 const mostUnits, mostAtOnce = ratelimit.Tokens(ratelimit.MaxPeriod / time.Second), ratelimit.MaxConcurrency
 
-func init() { // descriptors hold descriptors
-	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, decoders[File]{
-		"domain":      func(d *decoder, t *File, f *yamlField) { t.Domain = d.text(f) },
-		"descriptors": func(d *decoder, t *File, f *yamlField) { t.Descriptors = d.descriptors(f) },
+func (d *decoder) fileFields(t *File) fields {
+	return d.inherited(&t.Defaults, fields{
+		"domain": func(f *yamlField) {
+			t.Domain = d.text(f)
+			t.Place = f.value.place
+		},
+		"descriptors": into(&t.Descriptors, d.descriptors),
 	})
-	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, decoders[Descriptor]{
-		"key": func(d *decoder, t *Descriptor, f *yamlField) { t.Key = d.text(f) },
-		"value": func(d *decoder, t *Descriptor, f *yamlField) {
+}
+
+func (d *decoder) descriptorFields(t *Descriptor) fields {
+	return d.inherited(&t.Inherited, fields{
+		"key": into(&t.Key, d.text),
+		"value": func(f *yamlField) {
 			t.Value = d.value(f)
 			t.ValuePlace = f.value.place
 		},
-		"rate_limit":      func(d *decoder, t *Descriptor, f *yamlField) { t.Limit = d.limit(f) },
-		"descriptors":     func(d *decoder, t *Descriptor, f *yamlField) { t.Descriptors = d.descriptors(f) },
-		"shadow_mode":     func(d *decoder, t *Descriptor, f *yamlField) { t.Shadow = d.flag(f) },
-		"quota_mode":      func(d *decoder, t *Descriptor, f *yamlField) { t.Quota = d.flag(f) },
-		"detailed_metric": func(d *decoder, t *Descriptor, f *yamlField) { t.Detailed = d.flag(f) },
-		"value_to_metric": func(d *decoder, t *Descriptor, f *yamlField) { t.ValueToMetric = d.flag(f) },
-		"share_threshold": func(d *decoder, t *Descriptor, f *yamlField) { t.ShareThreshold = d.flag(f) },
-		"metadata":        func(d *decoder, t *Descriptor, f *yamlField) { t.Metadata = d.metadata(f) },
+		"rate_limit":      into(&t.Limit, d.limit),
+		"descriptors":     into(&t.Descriptors, d.descriptors),
+		"shadow_mode":     into(&t.Shadow, d.flag),
+		"quota_mode":      into(&t.Quota, d.flag),
+		"detailed_metric": into(&t.Detailed, d.flag),
+		"value_to_metric": into(&t.ValueToMetric, d.flag),
+		"share_threshold": into(&t.ShareThreshold, d.flag),
+		"metadata":        into(&t.Metadata, d.metadata),
 	})
-	limitFields = decoders[RateLimit]{
-		"requests_per_unit": func(d *decoder, t *RateLimit, f *yamlField) { t.Requests = d.tokens(f) },
-		"unit":              func(d *decoder, t *RateLimit, f *yamlField) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *yamlField) { t.Multiplier = d.whole(f, 1, mostUnits) },
-		"concurrency":       func(d *decoder, t *RateLimit, f *yamlField) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
-		"hold_ttl":          func(d *decoder, t *RateLimit, f *yamlField) { t.HoldTTL = d.duration(f) },
-		"billing":           func(d *decoder, t *RateLimit, f *yamlField) { t.Billing = d.billing(f) },
-		"unlimited":         func(d *decoder, t *RateLimit, f *yamlField) { t.Unlimited = d.flag(f) },
-		"name":              func(d *decoder, t *RateLimit, f *yamlField) { t.Name = d.text(f) },
-		"replaces":          func(d *decoder, t *RateLimit, f *yamlField) { d.replaces(t, f) },
+}
+
+func (d *decoder) limitFields(t *RateLimit) fields {
+	return fields{
+		"requests_per_unit": func(f *yamlField) {
+			t.Requests = d.tokens(f)
+			t.Counts = f.value.kind != null
+		},
+		"unit": func(f *yamlField) {
+			t.Unit = d.text(f)
+			t.Place = f.value.place
+		},
+		"unit_multiplier": func(f *yamlField) { t.Multiplier = d.whole(f, 1, mostUnits) },
+		"concurrency":     func(f *yamlField) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
+		"hold_ttl":        into(&t.HoldTTL, d.duration),
+		"billing":         into(&t.Billing, d.billing),
+		"unlimited":       into(&t.Unlimited, d.flag),
+		"name":            into(&t.Name, d.text),
+		"replaces":        into(&t.Replaces, d.replaces),
 	}
-	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, decoders[Inherited]{})
-	billingFields = decoders[Billing]{
-		"day":       func(d *decoder, t *Billing, f *yamlField) { t.Day = d.whole(f, 1, 31) },
-		"time_zone": func(d *decoder, t *Billing, f *yamlField) { t.Zone = d.zone(f) },
+}
+
+func (d *decoder) billingFields(t *Billing) fields {
+	return fields{
+		"day":       func(f *yamlField) { t.Day = d.whole(f, 1, 31) },
+		"time_zone": into(&t.Zone, d.zone),
 	}
-	replacesFields = decoders[Replacement]{
-		"name": func(d *decoder, t *Replacement, f *yamlField) { t.Name = d.text(f) },
+}
+
+func (d *decoder) replacesFields(t *Replacement) fields {
+	return fields{"name": into(&t.Name, d.text)}
+}
+
+// inherited adds the fields that can stand at the root and in any descriptor.
+func (d *decoder) inherited(t *Inherited, more fields) fields {
+	more["algorithm"] = into(&t.Algorithm, d.algorithm)
+	more["burst"] = func(f *yamlField) { t.Burst = new(d.whole(f, 1, ratelimit.MaxLimit)) }
+	more["max_override"] = func(f *yamlField) {
+		t.MaxOverride = new(d.whole(f, 0, ratelimit.MaxLimit)) // nothing would mean no overrides
 	}
+	more["hold"] = into(&t.Hold, d.hold)
+	more["coordination"] = func(f *yamlField) { d.coordination(t, f) }
+	return more
 }
 
 // elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
 // reason is a missing indent.
 func elsewhereHint(at *yamlValue, key string) string {
-	_, of := limitFields[key]
-	if limit := at.get("rate_limit"); of && limit != nil && limit.value.kind == null {
+	limit := at.get("rate_limit")
+	if elsewhere[key] == inLimit && limit != nil && limit.value.kind == null {
 		return "; indent it further than rate_limit"
 	}
 	return ""
@@ -90,13 +107,10 @@ func (d *decoder) decode(texts []Text, caps Caps) []File {
 			break
 		}
 		tree, syntax := parse(text, caps, &left)
-		if len(syntax) > 0 {
-			d.problems = append(d.problems, syntax...)
-			if tree.kind == null {
-				continue
-			}
+		d.problems = append(d.problems, syntax...)
+		if len(syntax) == 0 || tree.kind != null {
+			decoded = append(decoded, d.file(&tree))
 		}
-		decoded = append(decoded, d.file(&tree))
 	}
 	return decoded
 }
@@ -109,10 +123,7 @@ func (d *decoder) file(v *yamlValue) File {
 		return f
 	}
 	f.Defaults.Place = v.place
-	fill(d, &f, v, fileFields)
-	if at := v.get("domain"); at != nil {
-		f.Place = at.value.place
-	}
+	d.fill(v, d.fileFields(&f))
 	return f
 }
 
@@ -122,9 +133,8 @@ func (d *decoder) descriptors(f *yamlField) []Descriptor {
 		if !d.another(item.place) {
 			break
 		}
-		x := Descriptor{Place: item.place}
-		fill(d, &x, item, descriptorFields)
-		x.Inherited.Place = item.place
+		x := Descriptor{Place: item.place, Inherited: Inherited{Place: item.place}}
+		d.fill(item, d.descriptorFields(&x))
 		all = append(all, x)
 	}
 	return all
@@ -136,21 +146,17 @@ func (d *decoder) limit(f *yamlField) *RateLimit {
 			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}
-	at := f.value.get("requests_per_unit")
-	none := (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
-	l := block(d, &RateLimit{Place: f.place, NoRequests: none}, f, limitFields)
-	if at := f.value.get("unit"); at != nil {
-		l.Place = at.value.place
-	}
-	return l
+	l := &RateLimit{Place: f.place}
+	return block(d, l, f, d.limitFields(l))
 }
 
-func (d *decoder) replaces(l *RateLimit, f *yamlField) {
+func (d *decoder) replaces(f *yamlField) (all []Replacement) {
 	for _, item := range d.maps(f) {
 		other := Replacement{Place: item.place}
-		fill(d, &other, item, replacesFields)
-		l.Replaces = append(l.Replaces, other)
+		d.fill(item, d.replacesFields(&other))
+		all = append(all, other)
 	}
+	return all
 }
 
 // billing is a block of its own, because day and zone need each other.
@@ -159,7 +165,7 @@ func (d *decoder) billing(f *yamlField) *Billing {
 	if f.value.kind == null {
 		return b // from the first, in UTC
 	}
-	return block(d, b, f, billingFields)
+	return block(d, b, f, d.billingFields(b))
 }
 
 // CheckInherited returns the problems of a text that may have only fields that descriptors inherit.
@@ -167,6 +173,6 @@ func CheckInherited(text Text) Problems {
 	caps := DefaultCaps()
 	tree, problems := parse(text, caps, &caps.Tokens)
 	d := decoder{problems: problems}
-	fill(&d, new(Inherited), &tree, inheritedFields)
+	d.fill(&tree, d.inherited(new(Inherited), fields{}))
 	return append(d.problems, d.warnings...) // warnings are of other fields
 }

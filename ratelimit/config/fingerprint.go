@@ -26,11 +26,8 @@ func (r *Rules) Fingerprint() string { return r.orNone().print }
 // settle computes the values of complete rules.
 func (r *Rules) settle() {
 	h, text := sha256.New(), []byte(nil)
-	r.eachSpot(func(at string, p *spot) {
-		text = text[:0]
-		for _, part := range [...]string{at, p.limit, p.order, strconv.FormatBool(p.ruled)} {
-			text = strconv.AppendQuote(text, part)
-		}
+	r.eachSpot(func(at string, p spot) {
+		text = fmt.Appendf(text[:0], "%q%q%q%q", at, p.limit, p.order, strconv.FormatBool(p.ruled))
 		for _, f := range p.fields {
 			text = strconv.AppendQuote(strconv.AppendQuote(text, f.Name), f.Text)
 		}
@@ -57,10 +54,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	}
 	metadata := ""
 	if r.Metadata != nil {
-		text, err := json.Marshal(r.Metadata)
-		if err != nil {
-			text = fmt.Append(nil, r.Metadata) // no source has it
-		}
+		text, _ := json.Marshal(r.Metadata) // it has only types of JSON
 		metadata = string(text)
 	}
 	replaced := ""
@@ -69,25 +63,25 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	}
 	ceiling := ""
 	if r.Limit.Ceiling != ratelimit.MaxLimit {
-		ceiling = strconv.FormatInt(int64(r.Limit.Ceiling), 10)
+		ceiling = fmt.Sprint(r.Limit.Ceiling)
 	}
 	hold := r.Hold.String()
 	amount := []ruleField{
-		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
+		{"requests_per_unit", fmt.Sprint(r.Limit.Requests)},
 		{"unit", unit},
-		{"unit_multiplier", strconv.Itoa(int(max(1, r.Limit.Multiplier)))},
+		{"unit_multiplier", fmt.Sprint(max(1, r.Limit.Multiplier))},
 	}
 	if r.Limit.Algorithm == ratelimit.Concurrency {
 		hold, amount = "", []ruleField{
-			{"concurrency", strconv.FormatInt(int64(r.Limit.Requests), 10)}, {"hold_ttl", r.Limit.Period().String()},
+			{"concurrency", fmt.Sprint(r.Limit.Requests)}, {"hold_ttl", r.Limit.Period().String()},
 		}
 	}
-	fields := slices.Concat(amount, []ruleField{
+	return slices.Concat(amount, []ruleField{
 		{"billing.day", day},
 		{"billing.time_zone", zone},
 		{"unlimited", strconv.FormatBool(r.Unlimited)},
 		{"algorithm", r.Limit.Algorithm.String()},
-		{"burst", strconv.FormatInt(int64(r.Limit.Burst), 10)},
+		{"burst", fmt.Sprint(r.Limit.Burst)},
 		{"name", r.Name},
 		{"replaces", replaced},
 		{"shadow_mode", strconv.FormatBool(r.Shadow)},
@@ -97,8 +91,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"metadata", metadata},
 		{"hold", hold},
 		{"max_override", ceiling},
-	})
-	return slices.Concat(fields, coordinationFields(&r.Coordination))
+	}, coordinationFields(&r.Coordination))
 }
 
 // spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key.
@@ -115,30 +108,32 @@ const (
 	limitsNothing = "limits nothing"
 )
 
-func (r *Rules) spots() map[string]*spot {
-	all := map[string]*spot{}
-	r.eachSpot(func(at string, p *spot) { all[at] = p })
+func (r *Rules) spots() map[string]spot {
+	all := map[string]spot{}
+	r.eachSpot(func(at string, p spot) { all[at] = p })
 	return all
 }
 
 // eachSpot calls f with all spots, in an order that the rules alone give.
-func (r *Rules) eachSpot(f func(at string, p *spot)) {
-	for _, name := range r.DomainNames(r.Domains()) {
-		d, at := r.domains[name], spotText.Replace(name)
-		f(at, &spot{limit: aDomain, fields: coordinationFields(&d.Defaults)})
+func (r *Rules) eachSpot(f func(at string, p spot)) {
+	for _, d := range r.inOrder() {
+		at := spotText.Replace(d.Name)
+		f(at, spot{limit: aDomain, fields: coordinationFields(&d.Defaults)})
 		d.root.eachSpot(at, f)
 	}
 }
 
-func (l level) eachSpot(above string, f func(at string, p *spot)) {
+func (l level) eachSpot(above string, f func(at string, p spot)) {
 	put := func(at string, n *node) {
 		f(at, n.spot())
 		n.below.eachSpot(at, f)
 	}
 	for _, key := range slices.Sorted(maps.Keys(l)) {
 		s, at := l[key], above+spotLevel+spotText.Replace(key)
-		for _, value := range slices.Sorted(maps.Keys(s.exact)) {
-			put(at+spotValue+spotText.Replace(value), s.exact[value])
+		for _, value := range slices.Sorted(maps.Keys(s.written)) {
+			if s.written[value].exact {
+				put(at+spotValue+spotText.Replace(value), s.written[value])
+			}
 		}
 		order := make([]string, len(s.wildcards))
 		for i, n := range s.wildcards {
@@ -146,7 +141,7 @@ func (l level) eachSpot(above string, f func(at string, p *spot)) {
 			put(at+spotValue+order[i], n)
 		}
 		if len(order) > 1 {
-			f(at+spotOrder, &spot{order: strings.Join(order, spotLevel)})
+			f(at+spotOrder, spot{order: strings.Join(order, spotLevel)})
 		}
 		if s.bare != nil {
 			put(at, s.bare)
@@ -154,8 +149,8 @@ func (l level) eachSpot(above string, f func(at string, p *spot)) {
 	}
 }
 
-func (n *node) spot() *spot {
-	p := &spot{fields: []ruleField{{"share_threshold", strconv.FormatBool(n.share)}}}
+func (n *node) spot() spot {
+	p := spot{fields: []ruleField{{"share_threshold", strconv.FormatBool(n.share)}}}
 	switch {
 	case n.rule != nil:
 		p.ruled, p.fields = true, append(p.fields, fieldsOf(n.rule)...)

@@ -29,20 +29,30 @@ func nearHint(name string, known []string, intro string) string {
 
 // unknownHint is for a key that the map has no field for.
 func unknownHint(key string, known []string) string {
-	switch key {
-	case "overrides":
-		return "; write max_override: 0 instead of overrides: false"
-	case "algorithm", "burst", "coordination", "hold", "max_override":
-		return "; it belongs in the descriptor, next to rate_limit"
-	case "billing":
-		return "; it belongs in rate_limit, next to unit: month"
-	case "day", "time_zone":
-		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
-	case "apiVersion":
-		return "; this looks like a Kubernetes object: write the rules without it, like in the data of a ConfigMap"
+	if hint := unknownHints[key]; hint != "" {
+		return hint
 	}
 	return nearHint(key, known, "Known here: ")
 }
+
+var unknownHints = map[string]string{
+	"overrides":    "; write max_override: 0 instead of overrides: false",
+	"algorithm":    inDescriptor,
+	"burst":        inDescriptor,
+	"coordination": inDescriptor,
+	"hold":         inDescriptor,
+	"max_override": inDescriptor,
+	"billing":      "; it belongs in rate_limit, next to unit: month",
+	"day":          inBilling,
+	"time_zone":    inBilling,
+	"apiVersion": "; this looks like a Kubernetes object: write the rules without it, like in the data of a " +
+		"ConfigMap",
+}
+
+const (
+	inDescriptor = "; it belongs in the descriptor, next to rate_limit"
+	inBilling    = "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
+)
 
 // countHint is for a value that must be a whole number.
 func countHint(f *yamlField) string {
@@ -100,10 +110,13 @@ func strayHint(file string) string {
 var elsewhere = map[string]string{
 	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
 	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
-	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
-	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
-	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
-	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
-	"name": "in rate_limit", "replaces": "in rate_limit",
+	"shadow_mode": besideLimit, "quota_mode": besideLimit, "detailed_metric": besideLimit,
+	"value_to_metric": besideLimit, "share_threshold": besideLimit, "metadata": besideLimit,
+	"requests_per_unit": inLimit, "unit": inLimit, "unit_multiplier": inLimit, "unlimited": inLimit,
+	"concurrency": inLimit, "hold_ttl": inLimit, "name": inLimit, "replaces": inLimit,
 }
+
+const (
+	inLimit     = "in rate_limit"
+	besideLimit = "in a descriptor, next to rate_limit"
+)

@@ -7,30 +7,41 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-var holdFields = decoders[Hold]{
-	"amount":     func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldAmount); t.Amount = d.tokens(f) },
-	"from":       func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldRequest); d.fromRequest(f) },
-	"learned":    func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldLearned); t.Quantile = d.part(f) },
-	"max":        func(d *decoder, t *Hold, f *yamlField) { t.Max = d.whole(f, 1, ratelimit.MaxLimit) },
-	"ttl":        func(d *decoder, t *Hold, f *yamlField) { t.TTL = d.duration(f) },
-	"on_unknown": func(d *decoder, t *Hold, f *yamlField) { t.OnUnknown = d.onUnknown(f) },
-	"on":         func(d *decoder, t *Hold, f *yamlField) { t.On = d.holdOn(f) },
+func (d *decoder) holdFields(t *Hold) fields {
+	return fields{
+		"amount":     into(&t.Amount, d.tokens),
+		"from":       d.fromRequest,
+		"learned":    into(&t.Quantile, d.part),
+		"max":        func(f *yamlField) { t.Max = d.whole(f, 1, ratelimit.MaxLimit) },
+		"ttl":        into(&t.TTL, d.duration),
+		"on_unknown": into(&t.OnUnknown, d.onUnknown),
+		"on":         into(&t.On, d.holdOn),
+	}
+}
+
+// holdSources are the fields of which a hold has exactly one.
+var holdSources = [...]string{
+	ratelimit.HoldAmount: "amount", ratelimit.HoldRequest: "from", ratelimit.HoldLearned: "learned",
 }
 
 // hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *yamlField) *Hold {
-	h := block(d, &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}, f, holdFields)
-	if h != nil && h.given != 1 {
+	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
+	if block(d, h, f, d.holdFields(h)) == nil {
+		return nil
+	}
+	given := 0
+	for from, name := range holdSources {
+		if f.value.get(name) != nil {
+			given++
+			h.From = ratelimit.HoldFrom(from)
+		}
+	}
+	if given != 1 {
 		d.problems.add(f.place, "config error, hold has %d of amount, from and learned, must have one: how much a "+
-			"request holds", h.given)
+			"request holds", given)
 	}
 	return h
-}
-
-// from records the source of the estimate: a hold has exactly one.
-func (h *Hold) from(from ratelimit.HoldFrom) {
-	h.given++
-	h.From = from
 }
 
 func (d *decoder) fromRequest(f *yamlField) {

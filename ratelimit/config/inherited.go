@@ -7,20 +7,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func (d *decoder) algorithm(t *Inherited, f *yamlField) {
-	if i := d.oneOf(f, ratelimit.RateAlgorithms()); i >= 0 {
-		t.Algorithm = new(ratelimit.Algorithm(i))
+func (d *decoder) algorithm(f *yamlField) *ratelimit.Algorithm {
+	i := d.oneOf(f, ratelimit.RateAlgorithms())
+	if i < 0 {
+		return nil
 	}
+	return new(ratelimit.Algorithm(i))
 }
 
 // coordination splits the block into settings, and tries each of them.
 func (d *decoder) coordination(t *Inherited, f *yamlField) {
-	if f.value.kind == null {
-		return
-	}
-	if f.value.kind != mapping {
+	if f.value.kind != mapping && f.value.kind != null {
 		d.wrongly(f, "a map", shapeHint(f))
-		return
 	}
 	for i := range f.value.fields {
 		sub := &f.value.fields[i]

@@ -9,14 +9,8 @@ import (
 	"path/filepath"
 )
 
-// copyFile has the texts of the last good rules, which a [Store] wrote to a file on disk. The file
-// belongs to one node.
-type copyFile struct {
-	path string
-	caps Caps // bounds of the read; zero: the default
-}
-
-// copied is the content of the file, as JSON. Data is base64 to keep every byte.
+// copied is the content, as JSON, of a file with the texts of the last good rules, which a [Store]
+// wrote. The file belongs to one node. Data is base64 to keep every byte.
 type copied struct {
 	Format int    `json:"sluice_last_good"`
 	Files  []Text `json:"files"`
@@ -27,10 +21,10 @@ const copyFormat = 1
 // newCopy ends the name of a copy that is being written.
 const newCopy = ".new"
 
-// read reads at most the bounds. A file that other users can write is
-// refused: they could choose the rules.
-func (c *copyFile) read() ([]Text, error) {
-	f, err := os.Open(c.path)
+// readCopy reads at most the caps. A file that other users can write is refused: they could choose
+// the rules.
+func readCopy(path string, caps Caps) ([]Text, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -41,36 +35,36 @@ func (c *copyFile) read() ([]Text, error) {
 	}
 	if info.Mode().Perm()&0o022 != 0 {
 		return nil, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
-			"its content", c.path, info.Mode().Perm())
+			"its content", path, info.Mode().Perm())
 	}
-	most := 2*int64(c.caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
+	most := 2*int64(caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, err
 	}
 	if int64(len(data)) > most {
 		return nil, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within the caps on rules",
-			c.path, most)
+			path, most)
 	}
 	var on copied
 	if err := json.Unmarshal(data, &on); err != nil {
-		return nil, fmt.Errorf("%s is not a copy of rules: %w", c.path, err)
+		return nil, fmt.Errorf("%s is not a copy of rules: %w", path, err)
 	}
 	if on.Format != copyFormat {
-		return nil, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.path,
+		return nil, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", path,
 			on.Format, copyFormat)
 	}
 	return on.Files, nil
 }
 
-// write replaces the file as a whole or not at all, also if the machine stops: the new file is on
+// writeCopy replaces the file as a whole or not at all, also if the machine stops: the new file is on
 // disk before it takes the old name.
-func (c *copyFile) write(texts []Text) error {
+func writeCopy(path string, texts []Text) error {
 	data, err := json.Marshal(copied{copyFormat, texts})
 	if err != nil {
 		return err
 	}
-	fresh := c.path + newCopy
+	fresh := path + newCopy
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a killed process
 		return err
 	}
@@ -82,10 +76,10 @@ func (c *copyFile) write(texts []Text) error {
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := os.Rename(fresh, c.path); err != nil {
+	if err := os.Rename(fresh, path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(c.path))
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}

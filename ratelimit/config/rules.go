@@ -38,17 +38,17 @@ type Domain struct {
 // level has the nodes for one entry of a descriptor, by key.
 type level map[string]*siblings
 
-// siblings are the nodes with the same key, in matching order.
+// siblings are the nodes with the same key.
 type siblings struct {
-	exact     map[string]*node
-	wildcards []*node
-	patterns  map[string]*node // wildcards by their text
+	written   map[string]*node // all, by their values in the rules
+	wildcards []*node          // as written
 	bare      *node
 }
 
 type node struct {
-	pattern pattern // of a wildcard
-	nth     int     // of a wildcard: its place among its siblings
+	pattern pattern // its text is the value in the rules
+	exact   bool    // neither a wildcard nor bare
+	nth     int     // of a wildcard: its place among its siblings, from 1
 	share   bool    // all values that match share one budget
 	rule    *ratelimit.Rule
 	prefix  []byte // of the rule's keys
@@ -56,18 +56,7 @@ type node struct {
 	place   Place
 }
 
-// of is the node of a value in the rules, or nil.
-func (s *siblings) of(value string) *node {
-	switch {
-	case value == "":
-		return s.bare
-	case strings.Contains(value, "*"):
-		return s.patterns[value]
-	}
-	return s.exact[value]
-}
-
-// segment is the part in a rule's path of a wildcard or a bare node.
+// segment is a node's part in a rule's path.
 func (n *node) segment(key string) string {
 	return (&Descriptor{Key: key, Value: n.pattern.text}).Segment()
 }
@@ -84,8 +73,8 @@ func (r *Rules) Domain(name string) *Domain { return r.orNone().domains[name] }
 // of limits that requests contain.
 func (r *Rules) Coordinated() []*ratelimit.Rule {
 	all := slices.Clone(r.All())
-	for _, name := range r.DomainNames(r.Domains()) {
-		all = append(all, &ratelimit.Rule{Domain: name, Override: true, Coordination: r.domains[name].Defaults})
+	for _, d := range r.inOrder() {
+		all = append(all, &ratelimit.Rule{Domain: d.Name, Override: true, Coordination: d.Defaults})
 	}
 	return all
 }
@@ -97,30 +86,33 @@ func (r *Rules) All() []*ratelimit.Rule { return r.orNone().list }
 // contained, and of limits that requests contained, domain by domain. keys are the parts of the
 // name.
 func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+	named := func(domain string, c *ratelimit.RuleCounters) {
+		c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
+			f(domain, strings.Split(name, ratelimit.NameSeparator), c)
+		})
+	}
 	for _, rule := range r.All() {
 		if !rule.MetricNames.FromRequest() {
 			f(rule.Domain, rule.Keys, rule.Counters)
 			continue
 		}
-		eachName(rule.Domain, rule.Counters, f)
+		named(rule.Domain, rule.Counters)
 	}
-	for _, name := range r.DomainNames(r.Domains()) {
-		eachName(name, r.domains[name].Overrides, f)
+	for _, d := range r.inOrder() {
+		named(d.Name, d.Overrides)
 	}
-}
-
-func eachName(
-	domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters),
-) {
-	c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
-		f(domain, strings.Split(name, ratelimit.NameSeparator), c)
-	})
 }
 
 // DomainNames returns the names of at most that many domains, in their order.
 func (r *Rules) DomainNames(most int) []string {
 	names := slices.Sorted(maps.Keys(r.orNone().domains))
 	return names[:min(most, len(names))]
+}
+
+func (r *Rules) inOrder() []*Domain {
+	domains := slices.Collect(maps.Values(r.orNone().domains))
+	slices.SortFunc(domains, func(a, b *Domain) int { return cmp.Compare(a.Name, b.Name) })
+	return domains
 }
 
 // Domains returns how many domains there are.
@@ -136,18 +128,18 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	var path [maxFastDepth]*node
 	nodes := path[:0]
 	at := d.root
+	var last *node
 	for i := range entries {
-		n := at.find(&entries[i])
-		if n == nil {
+		last = at.find(&entries[i])
+		if last == nil {
 			return nil, buf
 		}
-		nodes = append(nodes, n)
-		at = n.below
+		nodes = append(nodes, last)
+		at = last.below
 	}
-	if len(nodes) == 0 || nodes[len(nodes)-1].rule == nil {
+	if last == nil || last.rule == nil {
 		return nil, buf
 	}
-	last := nodes[len(nodes)-1]
 	start := len(buf)
 	buf = append(buf, last.prefix...)
 	for i, n := range nodes {
@@ -185,7 +177,7 @@ func (l level) find(e *Entry) *node {
 	if s == nil {
 		return nil
 	}
-	if n := s.exact[e.Value]; n != nil {
+	if n := s.written[e.Value]; n != nil && n.exact {
 		return n
 	}
 	for _, n := range s.wildcards {

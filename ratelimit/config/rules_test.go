@@ -372,15 +372,17 @@ func TestSchemaHasEveryField(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := func(p *part) []string { return slices.Sorted(maps.Keys(p.Properties)) }
+	read := func(known fields) []string { return slices.Sorted(maps.Keys(known)) }
+	var d decoder
 	descriptor, coordination := file.Definitions["descriptor"], file.Definitions["coordination"]
 	limit := descriptor.Properties["rate_limit"]
 	for what, c := range map[string]struct{ got, want []string }{
-		"a file":       {names(&file), fileFields.names()},
-		"a descriptor": {names(descriptor), descriptorFields.names()},
-		"a limit":      {names(limit), limitFields.names()},
-		"a hold":       {names(descriptor.Properties["hold"]), holdFields.names()},
-		"billing":      {names(limit.Properties["billing"]), billingFields.names()},
-		"replaces":     {names(limit.Properties["replaces"].Items), replacesFields.names()},
+		"a file":       {names(&file), read(d.fileFields(new(File)))},
+		"a descriptor": {names(descriptor), read(d.descriptorFields(new(Descriptor)))},
+		"a limit":      {names(limit), read(d.limitFields(new(RateLimit)))},
+		"a hold":       {names(descriptor.Properties["hold"]), read(d.holdFields(new(Hold)))},
+		"billing":      {names(limit.Properties["billing"]), read(d.billingFields(new(Billing)))},
+		"replaces":     {names(limit.Properties["replaces"].Items), read(d.replacesFields(new(Replacement)))},
 	} {
 		if diff := cmp.Diff(c.want, c.got); diff != "" {
 			t.Errorf("%s: -fields +schema\n%s", what, diff)

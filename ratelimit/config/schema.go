@@ -18,17 +18,18 @@ const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs
 // allows several forms of a flag or a number, the schema has the usual one.
 func Schema() []byte {
 	limit := objectSchema("The limit.", schema{
-		"requests_per_unit": wholeSchema(0, "Tokens in each unit. 0, or no value, refuses every request."),
+		"requests_per_unit": wholeSchema(0, ratelimit.MaxLimit,
+			"Tokens in each unit. 0, or no value, refuses every request."),
 		"unit": described(schema{
 			"anyOf": []schema{{"enum": ratelimit.UnitNames()}, {"type": "string", "pattern": unitPattern()}},
 		}, "The period, in upper or lower case. A month has 30 days, a year 365."),
-		"unit_multiplier": wholeSchema(1, "Units in a period (default 1)."),
-		"concurrency": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxConcurrency},
+		"unit_multiplier": wholeSchema(1, ratelimit.MaxLimit, "Units in a period (default 1)."),
+		"concurrency": wholeSchema(1, ratelimit.MaxConcurrency,
 			"Maximum requests in flight, instead of requests_per_unit and unit. Envoy must return holds."),
 		"hold_ttl": durationSchema(
 			"With concurrency: maximum time that a request without a reported end counts, 1s to 24h (default 10m)."),
 		"billing": objectSchema("With unit: month and fixed_window: months begin on a day, at local midnight.", schema{
-			"day": described(schema{"type": "integer", "minimum": 1, "maximum": 31},
+			"day": wholeSchema(1, 31,
 				"Day of the month, or the last day of shorter months (default 1)."),
 			"time_zone": textSchema("IANA name, such as America/New_York (default UTC)."),
 		}),
@@ -66,10 +67,11 @@ func Schema() []byte {
 }
 
 func withInherited(properties schema) schema {
-	properties["algorithm"] = described(schema{"enum": ratelimit.RateAlgorithms()},
+	properties["algorithm"] = enumSchema(ratelimit.RateAlgorithms(),
 		"How tokens return. Descriptors below inherit it.")
-	properties["burst"] = wholeSchema(1, "For token_bucket: tokens of a full bucket (default requests_per_unit).")
-	properties["max_override"] = described(schema{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
+	properties["burst"] = wholeSchema(1, ratelimit.MaxLimit,
+		"For token_bucket: tokens of a full bucket (default requests_per_unit).")
+	properties["max_override"] = wholeSchema(0, ratelimit.MaxLimit,
 		"Next to rate_limit: maximum of an override, in tokens for each unit (default 10^12). "+
 			"0: no overrides at run time. Required with requests_per_unit: 0. Descriptors below inherit it.")
 	properties["hold"] = holdSchema()
@@ -80,14 +82,15 @@ func withInherited(properties schema) schema {
 func holdSchema() schema {
 	about := "Tokens that a request reserves until its cost arrives. Descriptors below inherit it as a whole."
 	return objectSchema(about, schema{
-		"amount": wholeSchema(1, "So many tokens."),
+		"amount": wholeSchema(1, ratelimit.MaxLimit, "So many tokens."),
 		"from":   described(schema{"const": "request"}, "The request's hits_addend."),
 		"learned": described(schema{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
 			"Quantile of the last costs to hold."),
-		"max": wholeSchema(1, "Maximum of a hold. Required with learned, and held until the first costs arrive."),
+		"max": wholeSchema(1, ratelimit.MaxLimit,
+			"Maximum of a hold. Required with learned, and held until the first costs arrive."),
 		"ttl": durationSchema(
 			"Maximum time from request to settlement, 1s to 24h (default 10m)."),
-		"on_unknown": described(schema{"enum": ratelimit.OnUnknowns},
+		"on_unknown": enumSchema(ratelimit.OnUnknowns[:],
 			"Cost of a request that ends without a reported cost."),
 		"on": described(schema{
 			"type": "array", "minItems": 1, "maxItems": ratelimit.MostHoldOn,
@@ -99,27 +102,26 @@ func holdSchema() schema {
 func coordinationSchema() schema {
 	share := func(about string) schema {
 		return described(schema{"anyOf": []schema{
-			{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
+			wholeSchema(0, ratelimit.MaxLimit, ""),
 			{"type": "string", "pattern": `^([0-9]+|[0-9]+(\.[0-9]{1,4})?%)$`},
 		}}, about)
 	}
 	return objectSchema("How a fleet shares the budget. Descriptors below inherit each field.", schema{
-		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
+		"mode": enumSchema(ratelimit.ModeNames(), modePromises()),
 		"lease": objectSchema("How tokens are leased.", schema{
-			"size": described(schema{"anyOf": []schema{{"const": "auto"}, wholeSchema(1, "")}},
+			"size": described(schema{"anyOf": []schema{{"const": "auto"}, wholeSchema(1, ratelimit.MaxLimit, "")}},
 				"Tokens of a claim. auto: by demand."),
 		}),
-		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "Use of a silent node's tokens."),
+		"reclaim":      enumSchema(ratelimit.Reclaims[:], "Use of a silent node's tokens."),
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
-		"max_nodes": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxMaxNodes},
-			"Maximum nodes of the fleet."),
+		"max_nodes":    wholeSchema(1, ratelimit.MaxMaxNodes, "Maximum nodes of the fleet."),
 		"check_timeout": durationSchema("For approx: maximum wait for the store while at most a fifth of the limit " +
 			"is left, up to 1s."),
 		"store_deadline": durationSchema("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
 			"(default 15ms)."),
-		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
+		"on_store_failure": enumSchema(ratelimit.FailurePolicies[:],
 			"Decision while the store does not answer."),
-		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request (default "+
+		"on_deny": enumSchema(ratelimit.OnDenies[:], "Charge of a denied request (default "+
 			"charge for fixed_window, else refund)."),
 		"audit": flagSchema("Keep a record of every grant, return and refusal."),
 	})
@@ -156,8 +158,12 @@ func durationSchema(about string) schema {
 
 func flagSchema(about string) schema { return described(schema{"type": "boolean"}, about) }
 
-func wholeSchema(least int, about string) schema {
-	return described(schema{"type": "integer", "minimum": least, "maximum": ratelimit.MaxLimit}, about)
+func wholeSchema(least, most ratelimit.Tokens, about string) schema {
+	return described(schema{"type": "integer", "minimum": least, "maximum": most}, about)
+}
+
+func enumSchema(names []string, about string) schema {
+	return described(schema{"enum": names}, about)
 }
 
 func described(s schema, about string) schema {

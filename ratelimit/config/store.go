@@ -31,11 +31,10 @@ type Store struct {
 	status     statuses
 
 	mu       sync.Mutex // one load at a time
-	read     bool       // guarded by mu
-	last     uint64     // guarded by mu; the fingerprint of the last read
-	problem  error      // guarded by mu; its error
-	lastGood *copyFile  // guarded by mu; file of the last good rules; nil: none
-	names    *ratelimit.NameBudget
+	unread   bool       // guarded by mu; the last read failed
+	last     uint64     // guarded by mu; the fingerprint of the last texts; 0: none, or a later read failed
+	problem  error      // guarded by mu; their error
+	lastGood string     // guarded by mu; file of the last good rules; "": none
 }
 
 // maxNames bounds the names that statistics take from requests.
@@ -43,8 +42,8 @@ const maxNames = 10_000
 
 // NewStore makes a store without rules. Load reads them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
-	names := ratelimit.NewNameBudget(maxNames)
-	return &Store{source: source, options: o, log: log, seed: maphash.MakeSeed(), names: names}
+	o.names = ratelimit.NewNameBudget(maxNames)
+	return &Store{source: source, options: o, log: log, seed: maphash.MakeSeed()}
 }
 
 // Rules returns the rules in force, or nil before the first good ones.
@@ -57,12 +56,11 @@ func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.fail
 type Reloads struct {
 	Coalesced  uint64 // events and pushes that shared the load of a later one
 	CopyErrors uint64 // times that the copy could not be written
-	FromCopy   bool   // the rules in force come from the copy
 }
 
 // Reloads returns the current counts.
 func (s *Store) Reloads() Reloads {
-	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.Status().FromCopy}
+	return Reloads{s.coalesced.Load(), s.copyErrors.Load()}
 }
 
 // Coalesced counts a change that shares the load of a later one.
@@ -80,35 +78,28 @@ func (s *Store) Refuse(err error) {
 func (s *Store) Load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.loadLocked()
-}
-
-// Watch lets the source load the store again whenever its rules may have changed. It blocks until
-// ctx is done. An error means that changes are no longer noticed.
-func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
-
-func (s *Store) loadLocked() error {
 	texts, err := s.source.Read()
 	if errors.Is(err, ErrNothingYet) {
 		return err
 	}
 	if err != nil {
 		s.status.refuse(err)
-		if !s.read || s.last != 0 { // once, not at every look
-			s.read, s.last = true, 0
+		s.last = 0
+		if !s.unread { // once, not at every look
+			s.unread = true
 			s.failed.Add(1)
 			s.log.Error("config not loaded, rules unchanged", "event", "config_load_error", "error", err)
 		}
 		return err
 	}
+	s.unread = false
 	print := fingerprint(s.seed, texts) | 1
-	if s.read && s.last == print {
+	if s.last == print {
 		if s.problem == nil { // also after a bad state between two reads, which was no load
 			s.status.good()
 		}
 		return s.problem
 	}
-	s.read = true
 	s.last = print
 	s.problem = nil
 	rules, warnings, problems := s.compileLocked(texts)
@@ -141,16 +132,13 @@ func (s *Store) loadLocked() error {
 	return nil
 }
 
+// Watch lets the source load the store again whenever its rules may have changed. It blocks until
+// ctx is done. An error means that changes are no longer noticed.
+func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
+
 // collectAbove is the size of files from which their garbage is collected at once. Smaller files
 // leave less garbage than a busy node makes in a second.
 const collectAbove = 128 << 10
-
-func bytesOf(texts []Text) (sum int) {
-	for _, t := range texts {
-		sum += len(t.Data)
-	}
-	return sum
-}
 
 // fingerprint changes with a text's name or bytes.
 func fingerprint(seed maphash.Seed, texts []Text) uint64 {
@@ -165,21 +153,23 @@ func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 
 // compileLocked parses texts. Rules keep the counters of those in force.
 func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Problems) {
-	// Otherwise the garbage of a large load adds to that of the next.
-	defer func() {
-		if bytesOf(texts) > collectAbove {
-			runtime.GC()
-		}
-	}()
 	o := s.options
-	o.names, o.counters = s.names, s.Rules().orNone().counters
-	return Parse(texts, o)
+	o.counters = s.Rules().orNone().counters
+	rules, warnings, problems = Parse(texts, o)
+	size := 0
+	for _, t := range texts {
+		size += len(t.Data)
+	}
+	if size > collectAbove { // otherwise the garbage of a large load adds to that of the next
+		runtime.GC()
+	}
+	return rules, warnings, problems
 }
 
 func (s *Store) useLocked(rules *Rules) {
 	for name, old := range s.Rules().orNone().counters {
 		for _, c := range old[min(len(old), len(rules.counters[name])):] {
-			s.names.Restore(c)
+			s.options.names.Restore(c)
 		}
 	}
 	s.current.Store(rules)
@@ -204,16 +194,16 @@ func (s *Store) KeepLastGood(path string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastGood = &copyFile{path, s.options.Caps}
+	s.lastGood = path
 	return nil
 }
 
 // keepLocked writes the copy. Errors are logged and counted, and cost no rules.
 func (s *Store) keepLocked(texts []Text) {
-	if s.lastGood == nil {
+	if s.lastGood == "" {
 		return
 	}
-	if err := s.lastGood.write(texts); err != nil {
+	if err := writeCopy(s.lastGood, texts); err != nil {
 		s.copyErrors.Add(1)
 		s.log.Error("the copy of the last good rules was not written: a restart with a bad config would have no rules",
 			"event", "config_copy_error", "error", err)
@@ -226,23 +216,23 @@ func (s *Store) keepLocked(texts []Text) {
 func (s *Store) LoadLastGood(why error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lastGood == nil || s.Rules() != nil {
+	if s.lastGood == "" || s.Rules() != nil {
 		return why
 	}
-	texts, err := s.lastGood.read()
+	texts, err := readCopy(s.lastGood, s.options.Caps)
 	if err != nil {
 		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
 	}
 	rules, _, problems := s.compileLocked(texts)
 	if len(problems) > 0 {
-		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.path, problems)
+		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood, problems)
 	}
 	s.useLocked(rules)
-	s.status.put(rules, "the copy "+s.lastGood.path, true)
+	s.status.put(rules, "the copy "+s.lastGood, true)
 	s.status.refuse(why) // also if the source has no rules yet
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
-		"copy", s.lastGood.path, "fingerprint", rules.Fingerprint(), "files", len(texts), "rules", len(rules.All()),
+		"copy", s.lastGood, "fingerprint", rules.Fingerprint(), "files", len(texts), "rules", len(rules.All()),
 		"error", cut(why.Error(), maxMessage))
 	return nil
 }

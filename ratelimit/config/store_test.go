@@ -74,12 +74,12 @@ func TestLastGood(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := func() ratelimit.Tokens { return again.Rules().All()[0].Limit.Requests }
-	if loaded, _ := again.Loads(); loaded != 0 || in() != 7 || !again.Reloads().FromCopy {
+	if loaded, _ := again.Loads(); loaded != 0 || in() != 7 || !again.Status().FromCopy {
 		t.Errorf("from the copy: %d, %d loads, %+v", in(), loaded, again.Reloads())
 	}
 	source.err = nil
 	source.set(strings.Replace(goodFile, "7", "9", 1))
-	if err := again.Load(); err != nil || in() != 9 || again.Reloads().FromCopy {
+	if err := again.Load(); err != nil || in() != 9 || again.Status().FromCopy {
 		t.Errorf("the source's return: %v", err)
 	}
 	if err := again.LoadLastGood(errTest); !errors.Is(err, errTest) || in() != 9 {

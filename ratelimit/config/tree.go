@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -55,7 +56,7 @@ func (t *Tree) String() string { return t.Path }
 
 // swapped returns the target of Root, or "" if it is no link.
 func (t *Tree) swapped() string {
-	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
+	if info, err := os.Lstat(t.Root); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		return ""
 	}
 	return resolveLinks(t.Root)
@@ -84,13 +85,11 @@ func (t *Tree) holds(path string) bool {
 
 // absolute resolves links where it can.
 func absolute(path string) string {
-	if real := resolveLinks(path); real != "" {
-		path = real
+	whole, err := filepath.Abs(cmp.Or(resolveLinks(path), path))
+	if err != nil {
+		return path
 	}
-	if whole, err := filepath.Abs(path); err == nil {
-		return whole
-	}
-	return path
+	return whole
 }
 
 func resolveLinks(path string) string {
@@ -174,10 +173,7 @@ func (w *treeWalk) entry(path string) error {
 	if err != nil {
 		return err
 	}
-	name, err := filepath.Rel(w.tree.Path, path)
-	if err != nil {
-		name = path
-	}
+	name, _ := filepath.Rel(w.tree.Path, path) // which it begins with
 	w.files = append(w.files, Text{Name: name, Data: data})
 	return nil
 }

@@ -74,7 +74,7 @@ func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 		case errors.Is(err, io.EOF):
 			return v, r.problems
 		case err != nil:
-			r.problems = append(r.problems, syntaxProblem(file, text, err))
+			r.syntax(text, err)
 			return yamlValue{}, r.problems
 		case len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null":
 			continue
@@ -96,20 +96,19 @@ var (
 	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
-func syntaxProblem(file string, text []byte, err error) *Problem {
-	at := Place{File: file}
+// syntax reports an error of the library.
+func (r *resolver) syntax(text []byte, err error) {
+	at := Place{File: r.file}
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
 	if m := atLine.FindStringSubmatch(message); m != nil {
 		at.Line, _ = strconv.Atoi(m[1])
 		message = message[len(m[0]):]
-		message += syntaxHint(file, lineOf(text, at.Line), message)
+		message += syntaxHint(r.file, lineOf(text, at.Line), message)
 	}
 	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
-		at = placeInText(file, text, "*"+m[1])
+		at = placeInText(r.file, text, "*"+m[1])
 	}
-	var one Problems
-	one.add(at, "error loading config file: %s", message)
-	return one[0]
+	r.problems.add(at, "error loading config file: %s", message)
 }
 
 // lineOf is a line of a text, or "" if there is no such line.
@@ -186,10 +185,20 @@ func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 			v.items = append(v.items, r.resolve(item, depth+1))
 		}
 	default:
-		scalar(&v, n)
+		v.kind = str
+		v.text = n.Value
+		if kind, ok := kindOfTag[n.ShortTag()]; ok {
+			v.kind = kind
+		}
+		if v.kind == null {
+			v.text = ""
+		}
 	}
 	return v
 }
+
+// kindOfTag has the kinds of scalars. All others are strings.
+var kindOfTag = map[string]yamlKind{"!!null": null, "!!int": integer, "!!float": number, "!!bool": boolean}
 
 // entries fills v from alternating keys and values. Merged fields (<<) apply unless v has them. Of
 // two merged fields, the first counts.
@@ -203,7 +212,9 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 		}
 		at := r.place(content[i])
 		key := r.resolve(content[i], depth+1)
-		if !r.mayName(key.kind) {
+		// Metadata may have numbers as keys, as in the original: they are texts.
+		numbered := r.inMetadata && (key.kind == integer || key.kind == number)
+		if key.kind != str && !numbered {
 			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
 		if first, twice := known[key.text]; twice {
@@ -225,11 +236,6 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 	}
 }
 
-// mayName reports whether a value can be a key. Metadata may have numbers as keys, as in the original: they are texts.
-func (r *resolver) mayName(k yamlKind) bool {
-	return k == str || r.inMetadata && (k == integer || k == number)
-}
-
 // merge returns the fields of a map, or of a list of maps.
 func (r *resolver) merge(n *yaml.Node, depth int) []yamlField {
 	m := r.resolve(n, depth+1)
@@ -244,20 +250,6 @@ func (r *resolver) merge(n *yaml.Node, depth int) []yamlField {
 			"value: write <<: *name, or <<: [*name, *other], of anchors that stand before maps")
 	}
 	return merged
-}
-
-func scalar(v *yamlValue, n *yaml.Node) {
-	v.kind, v.text = str, n.Value
-	switch n.ShortTag() {
-	case "!!null":
-		v.kind, v.text = null, ""
-	case "!!int":
-		v.kind = integer
-	case "!!float":
-		v.kind = number
-	case "!!bool":
-		v.kind = boolean
-	}
 }
 
 func (v *yamlValue) get(key string) *yamlField {

@@ -168,7 +168,7 @@ func (c Collector) collectConfig(p page) {
 	reloads, s, rules := c.Store.Reloads(), c.Store.Status(), c.Store.Rules()
 	p.count("sluice_config_changes_coalesced_total", "Changes and pushes that shared a later load.")(reloads.Coalesced)
 	p.count("sluice_config_copy_errors_total", "Failed writes of CONFIG_LAST_GOOD_FILE.")(reloads.CopyErrors)
-	p.gauge("sluice_config_from_copy", "1 while the rules come from the last good copy.")(Flag(reloads.FromCopy))
+	p.gauge("sluice_config_from_copy", "1 while the rules come from the last good copy.")(Flag(s.FromCopy))
 	p.gauge("sluice_rules", "Rules in force.")(len(rules.All()))
 	p.gauge("sluice_domains", "Domains in force.")(rules.Domains())
 	p.gauge("sluice_config_last_reload_successful",

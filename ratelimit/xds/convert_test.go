@@ -193,7 +193,7 @@ func FuzzResource(f *testing.F) {
 			t.Fatalf("%d bytes became %d", len(b), len(text.Data))
 		}
 		got, _, problems := config.Parse([]config.Text{text}, o)
-		want, wrong := config.Compile([]config.File{{Domain: c.Domain, Descriptors: direct(c.Descriptors)}}, o)
+		want, _, wrong := config.Compile([]config.File{{Domain: c.Domain, Descriptors: direct(c.Descriptors)}}, o)
 		if len(problems) == 0 && len(wrong) > 0 || len(problems) > 0 && len(wrong) == 0 &&
 			!strings.Contains(problems.Error(), "nested deeper") {
 			t.Fatalf("converted: %v\ndirectly: %v\n%s", problems, wrong, text.Data)
