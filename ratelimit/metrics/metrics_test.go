@@ -140,8 +140,9 @@ func TestHoldCostRatio(t *testing.T) {
 	c := collector(t, manyRules(1))
 	c.Store.Rules().All()[0].Counters.Holds().Settled(100, 125, nil)
 	const labels = `{domain="d",rule="k0",mode="leasing"`
-	shows(t, c, `sluice_hold_cost_ratio_bucket`+labels+`,le="1.1"} 0`, `sluice_hold_cost_ratio_bucket`+labels+`,le="1.5"} 1`,
-		`sluice_hold_cost_ratio_bucket`+labels+`,le="+Inf"} 1`, `sluice_hold_cost_ratio_sum`+labels+`} 1.25`, `sluice_hold_cost_ratio_count`+labels+`} 1`)
+	const ratio = "sluice_hold_cost_ratio"
+	shows(t, c, ratio+`_bucket`+labels+`,le="1.1"} 0`, ratio+`_bucket`+labels+`,le="1.5"} 1`,
+		ratio+`_bucket`+labels+`,le="+Inf"} 1`, ratio+`_sum`+labels+`} 1.25`, ratio+`_count`+labels+`} 1`)
 }
 
 // Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.

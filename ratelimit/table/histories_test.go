@@ -486,7 +486,8 @@ func TestPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(bug, which string) ([]byte, error) {
-		return tests.Command(t.Context(), bug, "-test.failfast", "-test.run=^Test("+which+")", fmt.Sprint("-histories=", *histories)).CombinedOutput()
+		args := []string{"-test.failfast", "-test.run=^Test(" + which + ")", fmt.Sprint("-histories=", *histories)}
+		return tests.Command(t.Context(), bug, args...).CombinedOutput()
 	}
 	const quick = "Peers|Removals|Only|Half|Malformed"
 	if out, err := run("", quick); err != nil {
