@@ -70,11 +70,11 @@ endef
 # go test is silent until a package ends. This says each 25 s that it goes on, until the line's shell ends.
 PROGRESS = (trap 'kill $$s; exit' TERM; while sleep 25 & s=$$!; wait $$s; do echo "$$((SECONDS / 60)) min $$((SECONDS % 60)) s: tests go on" >&2; done) & trap "kill $$!" EXIT;
 
-# The timeout fits a machine with a third of the speed, or with other work. The packages that take longest begin first. Most tests wait for processes: three packages at a time keep two cores busy.
+# The timeout fits a machine with a third of the speed, or with other work. The packages that take longest begin first: go test runs two at a time on two cores, in this order.
 test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	@$(PROGRESS) $(GO) vet ./...
 	@mkdir -p .cache
-	@$(PROGRESS) $(TOOL) gotestsum --format standard-quiet --jsonfile .cache/tests.json -- -vet=off -timeout 30m -p 3 ./cmd/sluice ./bench/sim ./leasing ./bench ./...
+	@$(PROGRESS) $(TOOL) gotestsum --format standard-quiet --jsonfile .cache/tests.json -- -vet=off -timeout 30m ./cmd/sluice ./bench/sim ./leasing ./bench ./...
 	@echo "the ten slowest tests:"; $(TOOL) gotestsum tool slowest --jsonfile .cache/tests.json --num 10 --threshold 1s
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
 	@$(PROGRESS) cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
