@@ -19,13 +19,13 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 		return nil, nil, d.problems
 	}
 	files := d.decode(texts, caps)
-	rules, warnings, problems = Compile(files, o)
-	problems = append(d.problems, problems...)
+	compiled, doubts, faults := Compile(files, o)
+	problems = append(d.problems, faults...)
 	if len(problems) > 0 {
 		return nil, d.warnings.sorted(), problems.sorted()
 	}
-	warnings = slices.Concat(d.warnings, warnings, advise(files, rules))
-	return rules, warnings.sorted(), nil
+	warnings = slices.Concat(d.warnings, doubts, advise(files, compiled))
+	return compiled, warnings.sorted(), nil
 }
 
 // Compile turns decoded files into rules, or reports all errors.
