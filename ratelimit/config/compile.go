@@ -20,7 +20,7 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	}
 	files := d.decode(texts, caps)
 	compiled, doubts, faults := Compile(files, o)
-	problems = append(d.problems, faults...)
+	problems = slices.Concat(d.problems, faults)
 	if len(problems) > 0 {
 		return nil, d.warnings.sorted(), problems.sorted()
 	}
