@@ -19,7 +19,7 @@ func (d *decoder) holdFields(t *Hold) fields {
 	}
 }
 
-// holdSources are the fields of which a hold has exactly one.
+// holdSources name the amount of a hold. Each hold has one of these fields.
 var holdSources = [...]string{
 	ratelimit.HoldAmount: "amount", ratelimit.HoldRequest: "from", ratelimit.HoldLearned: "learned",
 }
