@@ -135,7 +135,6 @@ func (n *node) undo(slot int) {
 	n.Undo(n.now(), []ratelimit.Ask{n.ask("k", ratelimit.Spend, slot)}, []ratelimit.Verdict{{Charged: 1}})
 }
 
-// waiting is the number of asks that wait, of key k.
 // waiting is the number of asks in the queue, and of gives that are tried again.
 func (n *node) waiting() int {
 	l := n.lane(ratelimit.KeyName([]byte("k")))
@@ -289,7 +288,8 @@ func TestGivesOfAnOutageAreBounded(t *testing.T) {
 			for i := range mostGives {
 				n.undo(1 + round*mostGives + i)
 			}
-			time.Sleep(5 * time.Second)
+			time.Sleep(5*time.Second + giveAgain/2) // between two tries: none is in flight
+			synctest.Wait()
 			if owed := n.waiting(); owed < mostGives || owed > 2*mostGives {
 				n.Errorf("after the end of %d slots, %d are owed", (round+1)*mostGives, owed)
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
@@ -83,7 +84,8 @@ func TestHostileFilesAreLinear(t *testing.T) {
 	}
 }
 
-// Within the default bounds, the worst of these shapes needs at most 256 MB more than there is without it.
+// Within the default bounds, the worst of these shapes has at most 180 MB in use at once. An eager collector shows
+// that: garbage depends on the machine's other work.
 func TestMemoryOfHostileFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
@@ -93,6 +95,7 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(10))
 	most := DefaultCaps()
 	for name, shape := range map[string]string{
 		"commented items":   strings.Repeat("-\n #\n\n", most.Tokens),
@@ -119,7 +122,7 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 		}()
 		_, _, problems := Parse([]Text{{Name: "f", Data: []byte(shape)}}, options())
 		close(stop)
-		if got := <-peak - quiet; got > 256<<20 {
+		if got := <-peak - quiet; got > 180<<20 {
 			t.Errorf("%s: %d MB", name, got>>20)
 		} else {
 			t.Logf("%s: %d bytes, %d MB, %d problems", name, len(shape), got>>20, len(problems))

@@ -205,6 +205,7 @@ var kindOfTag = map[string]yamlKind{"!!null": null, "!!int": integer, "!!float":
 func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 	var merged []yamlField
 	known := make(map[string]Place, len(content)/2)
+	v.fields = make([]yamlField, 0, len(content)/2)
 	for i := 0; i+1 < len(content) && !r.full; i += 2 {
 		if content[i].ShortTag() == "!!merge" {
 			merged = append(merged, r.merge(content[i+1], depth)...)
