@@ -17,6 +17,16 @@
 //   - [Seats] is the ledger of seats: one operation. [Stored] and [Memory] keep them in a record.
 //   - [Keeper] takes a seat, renews it and gives it up. It is the leasing limiter's Drift.
 //
-// The rules, with their reasons, are in docs/reference/protocol.md, section 12. Package leasing spends and confirms
-// shares (leasing/internal/lease, drift.go), because that is one protocol with leases.
+// Package leasing spends and confirms shares (leasing/internal/lease, drift.go), because that is one protocol with
+// leases.
+//
+// # Seats
+//
+//   - Drift never exceeds the share. In a sliding window, unconfirmed drift of the previous window counts as well.
+//   - All seats are in one record. A tenancy lasts [SeatTTL], and is renewed at half of that. Its tenant stops a margin
+//     early.
+//   - If a tenancy ended with unconfirmed drift, the next tenant uses the share only in windows that begin later. For a
+//     bucket, its time to fill replaces the window.
+//   - A loss of data can give a seat twice. So a new tenant waits until it has read an unchanged epoch.
+//   - While tenants have different rules, each uses the smallest of the shares in force.
 package approx

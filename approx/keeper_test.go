@@ -11,7 +11,6 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -264,13 +263,5 @@ func TestKeeper(t *testing.T) {
 				t.Errorf("%s: shares %v, want %v", x.what, got, x.want)
 			}
 		}
-	})
-}
-
-// The specification's numbers of seats are the code's.
-func TestPageConstants(t *testing.T) {
-	specpage.Read(t).Constants([]string{"approx"}, map[string][]string{
-		"approx.SeatTTL": {specpage.Duration(SeatTTL)},
-		"approx.margin":  {specpage.Duration(margin)},
 	})
 }

@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -13,8 +12,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
-	"github.com/sluice-gate/sluice/leasing/lane"
-	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -136,76 +133,5 @@ func TestFullQueueIsNamed(t *testing.T) {
 	w := n.Ask(n.clock(), []ask{a}, v)
 	if w != nil || v[0].Source != ratelimit.FromFallback || v[0].Reason != ratelimit.FallbackQueueFull {
 		t.Errorf("%v by %v", v[0].Reason, v[0].Source)
-	}
-}
-
-// The specification's numbers of the shell, and of what decides without the ledger, are the code's.
-func TestPageConstants(t *testing.T) {
-	page := specpage.Read(t)
-	of := func(d time.Duration) []string { return []string{specpage.Duration(d)} }
-	f := NewFleet(nil, 1, 100, func() instant { return 1 }, time.Unix(1, 0))
-	rule := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}}
-	kept := 0
-	for sum := range tokens(801) {
-		s := &f.shards[0]
-		c := &cell{}
-		c.Val.Part = lease.Part{Deadline: lease.Never, Sum: sum}
-		c.Val.rule = s.rules.number(rule)
-		if f.keptIdle(entry{Entry: lease.Entry{Key: &c.Val.Key}, shard: s, cell: c}) {
-			kept = int(sum)
-		}
-	}
-	const half = 0.5 // which is no jitter: a breaker is open for as long as it is on average
-	var b lane.Breaker
-	failures := 0
-	for ; !b.Open(); failures++ {
-		b.Failure(0, half)
-	}
-	open := func() (d time.Duration) {
-		for ; b.Refuses(instant(d)); d += time.Millisecond {
-		}
-		return d
-	}
-	first := open()
-	for range 20 {
-		b.Failure(0, half)
-	}
-	page.Constants([]string{"fleet", "lane", "leasing", "ratelimit"}, map[string][]string{
-		"lane.TimeLimit":          of(lane.TimeLimit),
-		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
-		"ratelimit.YoungMost":     of(ratelimit.YoungMost),
-		"leasing.firstWait":       of(firstWait),
-		"leasing.beatEvery":       of(beatEvery),
-		"ratelimit.LossPart":      {fmt.Sprint("1/", ratelimit.LossPart)},
-		"leasing.keptIdle":        {fmt.Sprintf("%d/8", kept/100)},
-		"leasing.recallPause":     of(recallPause),
-		"leasing.registered":      of(registered),
-		"leasing.renewEvery":      of(renewEvery),
-		"ratelimit.RegisteredFor": of(ratelimit.RegisteredFor),
-		"leasing.aliveFor":        of(aliveFor),
-		"leasing.evictionRest":    of(evictionRest),
-		"leasing.missedRest":      of(missedRest),
-		"leasing.lastSeq":         {specpage.Power(lastSeq)},
-		"leasing.lateTries":       {strconv.Itoa(lateTries)},
-		"leasing.mostLate":        {strconv.Itoa(mostLate)},
-		"leasing.breakAfter":      {strconv.Itoa(failures)},
-		"leasing.breakFirst":      of(first),
-		"leasing.breakLongest":    of(open()),
-		"ratelimit.StoreDeadline": of(ratelimit.StoreDeadline),
-		"ratelimit.PlentyAbove":   {fmt.Sprint("1/", ratelimit.PlentyAbove)},
-		"ratelimit.MaxLimit":      {fmt.Sprintf("10^%.0f", math.Log10(float64(ratelimit.MaxLimit)))},
-	})
-}
-
-// The names of accounts that the specification shows are those of keys.
-func TestPageNames(t *testing.T) {
-	names := specpage.Quoted(specpage.Read(t).Between("names"))
-	if len(names) < 4 {
-		t.Errorf("%d names", len(names))
-	}
-	for _, name := range names {
-		if key, ok := ratelimit.KeyOfName(name); !ok || ratelimit.KeyName(key) != name {
-			t.Errorf("%s is no key's name", name)
-		}
 	}
 }

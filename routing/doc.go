@@ -15,7 +15,7 @@
 // store_deadline. Then the rule's on_store_failure decides. Nodes that keep seeing different rings count
 // apart after some seconds, and decide so on keys of whose owner they do not agree.
 //
-// docs/reference/protocol.md, section 19, has the rules, and wire.proto the messages.
+// wire.proto has the messages.
 //
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds busy keys: pure.
@@ -25,4 +25,15 @@
 //   - [Discovery] finds possible nodes.
 //   - [Router] is the ratelimit.Limiter: a core with goroutines and streams (shell.go, wire.proto).
 //     [Stepped] is one for simulations.
+//
+// # Accounts without a store
+//
+//   - Possession decides. A node decides if it has the account, or has found out that no node has it.
+//   - Parcels have numbers. A node numbers its parcels for its whole life, sends each until its receipt arrives, and
+//     counts each once.
+//   - Sent is not gone. Before the receipt, no new account replaces a sent one, because the receiver may refuse it.
+//   - A node answers that it has no account only if it sees the asking node's ring. Otherwise, it may have sent the
+//     account to a third node.
+//   - Arrears are tokens that a node admitted in place of an owner. It asks the current owner to book them, and repeats
+//     charges without an answer, but never refunds.
 package routing

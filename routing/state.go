@@ -54,7 +54,7 @@ type core struct {
 type identity struct {
 	options Options
 	// incarnation names this life of the process. Each numbers its parcels
-	// anew, so that one of an earlier life must not be taken for one of this (docs/reference/protocol.md, 19).
+	// anew, so that one of an earlier life must not be taken for one of this (see the package's documentation).
 	incarnation uint64
 	began       instant
 }

@@ -38,7 +38,7 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	// well.
 	case owner != "" && owner != c.options.Addr, c.lapsed(now), c.unconfirmed.Load():
 		return another
-	// Possession decides (docs/reference/protocol.md, 19). Each of these excludes that another node has the account.
+	// Possession decides (see the package's documentation). Each of these excludes that another node has the account.
 	// All have handed over; it is here; the key has always been this node's own; or all nodes have stated, for
 	// this ring, that they do not have it. In an empty ring, so decides the node that has left as the last one.
 	// Slots do not move.

@@ -120,7 +120,7 @@ func (b *bound) outage(d time.Duration) {
 }
 
 // starts notes that a node starts. A process that has read no epoch claims when the epoch is old enough
-// (docs/reference/protocol.md, 13), so that on_store_failure decides soon after a loss. A real node is not ready until then.
+// (docs/reference/protocol.md), so that on_store_failure decides soon after a loss. A real node is not ready until then.
 func (b *bound) starts() {
 	if slices.ContainsFunc(b.forgets, func(f loss) bool { return f.at >= b.now-int64(ratelimit.YoungFor) }) {
 		b.outage(ratelimit.YoungFor)

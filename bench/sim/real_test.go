@@ -91,7 +91,7 @@ type realRedis struct {
 	prefix string
 }
 
-// DrawsLast says that draws of a round trip are settled after its claims (docs/reference/protocol.md, section 17).
+// DrawsLast says that draws of a round trip are settled after its claims.
 func (l *realRedis) DrawsLast() {}
 
 func (l *realRedis) Forget() { l.client.FlushDB(context.Background()) }

@@ -4,200 +4,136 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/big"
-	"reflect"
+	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// page is the specification. A list or a table to compare is between <!-- name --> and <!-- end -->.
+const page = "../../docs/reference/protocol.md"
+
 var rewritePage = flag.Bool("rewrite-page", false, "have TestPageExamples write into the page what the ledgers answer")
 
-// The specification's numbers are the code's.
-func TestPageConstants(t *testing.T) {
-	page := specpage.Read(t)
-	slotOf := func(u ratelimit.Unit) time.Duration { return BucketSlot(&ratelimit.Limit{Unit: u}) }
-	values := map[string][]string{
-		"account.MostBooked": {specpage.Power(int64(MostBooked))},
-		"account.mostSum":    {specpage.Power(int64(mostSum))},
-		"account.parts":      {fmt.Sprint("1/", parts)},
-		"account.BucketSlot": {
-			"1/10", specpage.Duration(slotOf(ratelimit.Second) / 2), specpage.Duration(slotOf(ratelimit.Hour)),
-		},
-	}
-	for name, d := range map[string]time.Duration{
-		"readAgain": readAgain, "keptMost": keptMost, "overFor": overFor, "bucketWaits": bucketWaits,
-		"recordsPause": recordsPause, "askedRarely": askedRarely,
-	} {
-		values["account."+name] = []string{specpage.Duration(d)}
-	}
-	for name, n := range map[string]int{
-		"mostBurst": int(mostBurst), "nodeDigits": nodeDigits, "namesOfANode": namesOfANode, "claimFields": claimFields,
-		"answerFields": answerFields, "Share": Share, "wasSettled": wasSettled, "wasOvertaken": wasOvertaken,
-		"wasOver": wasOver,
-	} {
-		values["account."+name] = []string{strconv.Itoa(n)}
-	}
-	page.Constants([]string{"account"}, values)
-	// Each package of which there are constants has such a test.
-	want := []string{"account", "approx", "lane", "lease", "leasing", "ratelimit"}
-	if d := cmp.Diff(want, page.Packages()); d != "" {
-		t.Error(d)
-	}
-	for _, words := range []string{recallChannel, EpochName} {
-		page.Says("`" + strings.TrimSuffix(words, "`"))
-	}
-	if top := NewHolder() >> 63; top != 1 {
-		t.Error("the top bit of a name is not set")
-	}
-}
-
-// The two messages have the fields that the specification has, of these types.
-func TestPageMessages(t *testing.T) {
-	page := specpage.Read(t)
-	for name, of := range map[string]reflect.Type{"Claim": reflect.TypeFor[Claim](), "Grant": reflect.TypeFor[Grant]()} {
-		var got, want [][2]string
-		for _, row := range page.Rows("message: " + name) {
-			got = append(got, [2]string{strings.Trim(row[0], "`"), row[1]})
-		}
-		for _, f := range reflect.VisibleFields(of) {
-			kind := f.Type.Kind().String()
-			if f.Type == reflect.TypeFor[error]() {
-				kind = "error"
-			}
-			if !f.Anonymous {
-				want = append(want, [2]string{f.Name, kind})
-			}
-		}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s: code -, page +\n%s", name, d)
-		}
-	}
-}
-
-// wholeOf reads 5, -2^43, 10^12 and 365 d.
-func wholeOf(t *testing.T, text string) int64 {
+func readPage(t *testing.T) string {
 	t.Helper()
-	if days, ok := strings.CutSuffix(text, " d"); ok {
-		return wholeOf(t, days) * int64(24*time.Hour)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
 	}
-	digits, negative := strings.CutPrefix(text, "-")
-	base, power, ok := strings.Cut(digits, "^")
-	if !ok {
-		power = "1"
-	}
-	n := new(big.Int).Exp(big.NewInt(int64(number(t, base))), big.NewInt(int64(number(t, power))), nil)
-	if !n.IsInt64() {
-		t.Fatalf("%s is no bound", text)
-	}
-	if negative {
-		return -n.Int64()
-	}
-	return n.Int64()
+	return string(text)
 }
 
-// The ledgers refuse, or clamp, what is outside the bounds that the specification states, and nothing within.
-func TestPageBounds(t *testing.T) {
-	bounded := regexp.MustCompile(`^(clamped |draws )?(\S+) to (\S+(?: d)?)$`)
-	n := 0
-	for _, row := range specpage.Read(t).Rows("message: Claim") {
-		m := bounded.FindStringSubmatch(row[3])
-		if m == nil {
-			continue
-		}
-		n++
-		field, least, most := strings.Trim(row[0], "`"), wholeOf(t, m[2]), wholeOf(t, m[3])
-		for _, v := range []int64{least - 1, least, most, most + 1} {
-			c := claim(fixed(100), "k", 1, 1, 0)
-			c.Want = 1
-			if m[1] == "draws " {
-				c.Seq = 0
-			}
-			at := reflect.ValueOf(&c).Elem().FieldByName(field)
-			if field == "Limit" {
-				at = at.FieldByName("Requests")
-			}
-			switch {
-			case at.CanInt():
-				at.SetInt(v)
-			case v < 0:
-				continue
-			default:
-				at.SetUint(uint64(v))
-			}
-			if m[1] == "clamped " {
-				pageClamps(t, field, &c, tokens(max(least, min(v, most))))
-			} else if g := newPair(t, c.Limit).must(c); errors.Is(g.Err, errClaim) != (v < least || v > most) {
-				t.Errorf("%s of %d: %v", field, v, g.Err)
-			}
-		}
-	}
-	if n < 5 {
-		t.Errorf("%d fields have bounds", n)
-	}
-}
-
-// pageClamps checks what a record has of a claim whose totals are beyond the bounds: others have so much of the
-// account already, that refunds of it can be credited.
-func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
+// marked is the part of the page between a mark and the next end.
+func marked(t *testing.T, mark string) string {
 	t.Helper()
-	var a account
-	for h := range ratelimit.Holder(2) {
-		a.claim(1, &Claim{Limit: c.Limit, Holder: 2 + h, Seq: 1, Taken: MostBooked, Spent: MostBooked}, 0, nil)
+	_, rest, found := strings.Cut(readPage(t), "<!-- "+mark+" -->\n")
+	text, _, ended := strings.Cut(rest, "<!-- end -->")
+	if !found || !ended {
+		t.Fatalf("the page has no %q", mark)
 	}
-	// The total is the larger of both, and what is spent at most that.
-	if field == "Taken" {
-		c.Spent = -MostBooked
-	} else {
-		c.Taken = max(-MostBooked, c.Spent)
-	}
-	a.claim(2, c, 0, func(ratelimit.Holder) {})
-	r := a.records.find(c.Holder)
-	if got := map[string]tokens{"Taken": r.taken, "Spent": r.spent}[field]; got != want {
-		t.Errorf("%s is booked as %d, and the page says %d", field, got, want)
-	}
+	return text
 }
 
-// The ledgers refuse what the specification says of single values of a claim.
-func TestPageValues(t *testing.T) {
-	page, p := specpage.Read(t), newPair(t, fixed(100))
-	page.Says("tokens that serve a request; below 1 is 1 |")
-	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 13) |")
-	page.Says("| not 0 | the holder's name |")
-	page.Says("| not empty | the key's name |")
-	for what, change := range map[string]func(*Claim){
-		"no window":           func(c *Claim) { c.Window = 0 },
-		"another of a bucket": func(c *Claim) { c.Limit.Algorithm, c.Window = ratelimit.TokenBucket, Stated-1 },
-		"a bucket's draw":     func(c *Claim) { c.Seq, c.Limit.Algorithm, c.Window = 0, ratelimit.TokenBucket, 0 },
-		"no period":           func(c *Claim) { c.Limit.Unit = 0 },
-		"no holder":           func(c *Claim) { c.Holder = 0 },
-		"no key":              func(c *Claim) { c.Key = "" },
-	} {
-		c := claim(p.limit, "k", 1, 1, 1)
-		change(&c)
-		if g := p.must(c); !errors.Is(g.Err, errClaim) {
-			t.Errorf("%s: %v", what, g.Err)
+// rowsOf are the rows of a table, without its title, cell by cell.
+func rowsOf(table string) (rows [][]string) {
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		rows = append(rows, cells)
+	}
+	return rows[min(2, len(rows)):]
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// quotedIn are the names between backticks in a text.
+func quotedIn(text string) (names []string) {
+	for _, m := range quoted.FindAllStringSubmatch(text, -1) {
+		names = append(names, m[1])
+	}
+	return names
+}
+
+// The names of accounts on the page are those of keys, and the page has the other names in Redis.
+func TestPageNames(t *testing.T) {
+	for line := range strings.Lines(marked(t, "names")) {
+		name := quotedIn(line)[0]
+		if key, ok := ratelimit.KeyOfName(name); !ok || ratelimit.KeyName(key) != name {
+			t.Errorf("%s is no key's name", name)
+		}
+	}
+	for _, name := range []string{EpochName, recallChannel} {
+		if !strings.Contains(readPage(t), "`"+name) {
+			t.Errorf("the page lacks %s", name)
 		}
 	}
 }
 
-// The scripts' arguments and answers are in the specification's order.
-func TestPageScripts(t *testing.T) {
-	page := specpage.Read(t)
-	told := regexp.MustCompile(`(?s)\nlocal (Seq, .*?) = struct\.unpack`).FindStringSubmatch(commonLua)
-	says := regexp.MustCompile(`-- reply: (.*)`).FindStringSubmatch(commonLua)
-	for mark, names := range map[string]string{"script: arguments": told[1], "script: answer": says[1]} {
-		want := strings.Split(strings.Join(strings.Fields(names), " "), ", ")
-		if d := cmp.Diff(want, specpage.Quoted(page.Between(mark))); d != "" {
-			t.Errorf("%s: code -, page +\n%s", mark, d)
+// The ledgers refuse a claim with a value outside of its bounds, and take one within. Totals are clamped instead.
+func TestClaimsAreBounded(t *testing.T) {
+	type values []int64
+	for _, row := range []struct {
+		field        string
+		set          func(*Claim, int64)
+		good, refuse values
+	}{
+		{"limit", func(c *Claim, n int64) { c.Limit.Requests = tokens(n) }, values{0, 1e12}, values{-1, 1e12 + 1}},
+		{"seq", func(c *Claim, n int64) { c.Seq = uint64(n) }, values{1, 1 << 52}, values{1<<52 + 1}},
+		{"size of a draw", func(c *Claim, n int64) { c.Seq, c.Want = 0, tokens(n) }, values{1, 1e12}, values{0, 1e12 + 1}},
+		{"window", func(c *Claim, n int64) { c.Window = ratelimit.Window(n) }, nil, values{0}},
+		{"slot of a bucket", func(c *Claim, n int64) {
+			c.Limit.Algorithm, c.Window = ratelimit.TokenBucket, ratelimit.Window(n)
+		}, values{-1, 0, 1}, values{-2}},
+		{"draw of a bucket", func(c *Claim, n int64) {
+			c.Seq, c.Limit.Algorithm, c.Window = 0, ratelimit.TokenBucket, ratelimit.Window(n)
+		}, nil, values{0}},
+		{"unit of time", func(c *Claim, n int64) { c.Limit.Unit = ratelimit.Unit(n) }, nil, values{0}},
+		{"holder", func(c *Claim, n int64) { c.Holder = ratelimit.Holder(n) }, values{1}, values{0}},
+		{"length of the key", func(c *Claim, n int64) { c.Key = strings.Repeat("k", int(n)) }, values{1}, values{0}},
+	} {
+		refused := func(n int64) error {
+			c := claim(fixed(100), "k", 1, 1, 1)
+			row.set(&c, n)
+			return newPair(t, c.Limit).must(c).Err
+		}
+		for _, n := range row.good {
+			if err := refused(n); errors.Is(err, errClaim) {
+				t.Errorf("%s of %d: %v", row.field, n, err)
+			}
+		}
+		for _, n := range row.refuse {
+			if err := refused(n); !errors.Is(err, errClaim) {
+				t.Errorf("%s of %d is not refused: %v", row.field, n, err)
+			}
+		}
+	}
+	for _, n := range []tokens{-MostBooked - 1, -MostBooked, MostBooked, MostBooked + 1} {
+		booksClamped(t, n)
+	}
+}
+
+// booksClamped checks what a record has of a claim whose totals may be beyond the bounds. Others have so much of the
+// account already that refunds of it can be credited. The total is the larger of both, and what is spent at most that.
+func booksClamped(t *testing.T, n tokens) {
+	t.Helper()
+	want := max(-MostBooked, min(n, MostBooked))
+	for field, c := range map[string]Claim{"taken": {Taken: n, Spent: -MostBooked}, "spent": {Taken: -MostBooked, Spent: n}} {
+		var a account
+		for h := range ratelimit.Holder(2) {
+			a.claim(1, &Claim{Limit: fixed(100), Holder: 2 + h, Seq: 1, Taken: MostBooked, Spent: MostBooked}, 0, nil)
+		}
+		c.Limit, c.Holder, c.Seq = fixed(100), 1, 1
+		a.claim(2, &c, 0, func(ratelimit.Holder) {})
+		r := a.records.find(c.Holder)
+		if got := map[string]tokens{"taken": r.taken, "spent": r.spent}[field]; got != want {
+			t.Errorf("%s of %d is booked as %d", field, n, got)
 		}
 	}
 }
@@ -227,8 +163,8 @@ func TestPageFields(t *testing.T) {
 // pageFields compares the fields of an account's hash with those of the page, and with the account in memory.
 func (p *pair) pageFields(mark string) {
 	forms := map[string][]string{} // names of numbers that are packed in a field
-	for _, row := range specpage.Read(p.T).Rows(mark) {
-		names := specpage.Quoted(row[1])
+	for _, row := range rowsOf(marked(p.T, mark)) {
+		names := quotedIn(row[1])
 		forms[strings.Trim(row[0], "`")] = names
 		if len(names) > 0 && !strings.HasPrefix(row[1], fmt.Sprint(len(names), " doubles")) {
 			p.Errorf("%s: %d names, and %q", mark, len(names), row[1])
@@ -293,12 +229,11 @@ func (k *kept) numbers() map[string]int64 {
 //
 // writes their answers into the page. Then read the sentences of these examples again.
 func TestPageExamples(t *testing.T) {
-	page := specpage.Read(t)
 	played := regexp.MustCompile(`(?s)<!-- play: ([^\n]*) -->\n(.*?)<!-- end -->`)
-	text := played.ReplaceAllStringFunc(page.Text, func(all string) string {
+	text := played.ReplaceAllStringFunc(readPage(t), func(all string) string {
 		m := played.FindStringSubmatch(all)
 		p, lines := newPair(t, limitOf(t, m[1])), strings.SplitAfter(m[2], "\n")
-		for i, row := range specpage.RowsOf(m[2]) {
+		for i, row := range rowsOf(m[2]) {
 			after, ok := strings.CutSuffix(row[0], " ms")
 			if !ok {
 				t.Fatal(row)
@@ -312,31 +247,12 @@ func TestPageExamples(t *testing.T) {
 		}
 		return strings.Replace(all, m[2], table, 1)
 	})
-	if n := len(played.FindAllString(page.Text, -1)); n < 3 {
+	if n := len(played.FindAllString(text, -1)); n < 3 {
 		t.Errorf("%d examples", n)
 	}
 	if *rewritePage {
-		page.Text = text
-		page.Write()
-	}
-}
-
-var numerals = regexp.MustCompile(`[0-9]+`)
-
-// The numbers in the sentences of an example are in its table.
-func TestPageSentencesSayWhatExamplesShow(t *testing.T) {
-	for _, section := range strings.Split(specpage.Read(t).Text, "\n### ")[1:] {
-		title, body, _ := strings.Cut(section, "\n")
-		prose, table, ok := strings.Cut(body, "<!-- play: ")
-		table, _, _ = strings.Cut(table, "<!-- end -->")
-		if !ok {
-			t.Errorf("%s has no example", title)
-		}
-		shown := numerals.FindAllString(table, -1)
-		for _, n := range numerals.FindAllString(prose, -1) {
-			if !slices.Contains(shown, n) {
-				t.Errorf("%s: the sentences say %s, which the example does not", title, n)
-			}
+		if err := os.WriteFile(page, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

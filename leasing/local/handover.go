@@ -45,7 +45,7 @@ func (l *Limiter) Has(key []byte) bool {
 }
 
 // Account is the state of a key, complete enough to continue in another process, to the token
-// (docs/reference/protocol.md, section 19).
+// (package routing).
 type Account struct {
 	Algorithm ratelimit.Algorithm
 	// Sum, Extra and State are those of a counter. For a window: its usage, the usage of the previous window (of a

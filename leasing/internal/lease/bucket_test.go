@@ -113,7 +113,7 @@ func (d *drinkers) claim(n *drinker) {
 		return
 	}
 	d.in(time.Duration(d.Int64N(int64(trip))), func() {
-		// What refills while a message travels is returned once more (docs/reference/protocol.md, 9).
+		// What refills while a message travels is returned once more.
 		d.credit += min(returned, d.rate()*float64(d.now.Sub(written)))
 		g := make([]account.Grant, 1)
 		epoch, _, err := d.ledger.Settle(d.Context(), []account.Claim{m.Claim}, g)

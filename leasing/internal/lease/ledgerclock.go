@@ -3,7 +3,7 @@ package lease
 import "time"
 
 // LedgerClock bounds the offset between the ledger's clock and this node's, because only the ledger's clock divides
-// windows (docs/reference/protocol.md, section 3). The ledger read its clock between the sending of a message and the
+// windows. The ledger read its clock between the sending of a message and the
 // arrival of the answer, which bounds the offset from both sides. The intersection of these intervals is narrower than
 // any round trip (Marzullo and Owicki, "Maintaining the Time in a Distributed System", 1983). Clocks drift apart, so
 // the bounds widen with age. The zero LedgerClock has no bounds. It is not safe for concurrent use.
