@@ -9,8 +9,8 @@
 //
 // A program that limits its own calls needs only package leasing/limit.
 //
-// docs/reference/protocol.md explains the protocol. Its two sides, with their rules, are packages of their own, which are pure: time and
-// messages are arguments, and there is no goroutine, no clock and no lock.
+// docs/reference/protocol.md explains the protocol. Its two sides, with their rules, are packages of their own, which
+// are pure: time and messages are arguments, and there is no goroutine, no clock and no lock.
 //
 //   - leasing/account: the ledger's side, in Redis and on other stores. It books claims, and grants tokens.
 //   - leasing/internal/lease: a node's side of one key. It spends, computes claims, and applies answers.

@@ -26,7 +26,8 @@ type (
 	verdict    = ratelimit.Verdict
 )
 
-// Drift is the budget of each key that this node may spend before the ledger has answered. Package approx implements it.
+// Drift is the budget of each key that this node may spend before the ledger has answered. Package approx
+// implements it.
 type Drift interface {
 	// Share returns the tokens of that budget, for each key under the rule, in a window that began at begins by the
 	// ledger's clock. It returns 0 if this node may not drift now, and does not block.
