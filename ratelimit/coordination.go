@@ -237,19 +237,6 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
-// ReplacedFields are fields that are no longer there, with the advice for each.
-var ReplacedFields = map[string]string{
-	"debt":          "debt of a fixed_window ends with its window: use a hold, a sliding_window or a token_bucket",
-	"lease.reserve": "for a reserve of R tokens write mode: approx with drift_budget: R, and a limit that is less by R",
-	"lease.min":     "a node asks for the tokens of two seconds, or for lease.size",
-	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
-	"sync_interval": "a reply counts for 2s, or for half of a shorter window",
-	"max_staleness": "write on_store_failure: local instead of cached",
-	"lease.ttl":     "a lease lasts until its window ends, or until its node was not registered for 10s",
-	"low_watermark": "requests without a lease wait while at most a fifth of the limit is left",
-	"local_cap":     "each node admits the limit divided by the live nodes; with a smaller limit, it admits less",
-}
-
 func setName[T ~uint8](field *T, names []string, text string) error {
 	for i, name := range names {
 		if name == text {

@@ -73,12 +73,7 @@ var coordinationFields = []coordinationField{
 func named[T ~uint8](name string, names []string, of func(*Coordination) *T) coordinationField {
 	return coordinationField{
 		name, func(c *Coordination) string { return names[*of(c)] },
-		func(c *Coordination, text string) error {
-			if text == "cached" && name == "on_store_failure" {
-				return fmt.Errorf("%q is not in this release: write local, a share of the limit for each node", text)
-			}
-			return setName(of(c), names, text)
-		},
+		func(c *Coordination, text string) error { return setName(of(c), names, text) },
 	}
 }
 

@@ -62,7 +62,7 @@ func (c *serveCmd) Run(s cli.Streams) error {
 }
 
 func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup func(string) (string, bool)) error {
-	if err := errors.Join(c.validate(), settings.Refused(lookup)); err != nil {
+	if err := c.validate(); err != nil {
 		return cli.Wrong(err)
 	}
 	log := c.logger(s.Err)

@@ -79,29 +79,6 @@ func exitCode(said string) int {
 	return 2
 }
 
-// A setting of an earlier release is refused with the advice for it, unless it is empty; and none that exists is.
-func TestReplacedSettings(t *testing.T) {
-	set := map[string]string{"COORDINATION_RECLAIM": "eager", "HTTP_MAX_CONNECTIONS": "", "GRPC_MAX_CONNECTIONS": "9"}
-	err := settings.Refused(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
-	for _, want := range []string{
-		"write coordination: {reclaim: eager} at the root of each file of rules", `GRPC_MAX_CONNECTIONS is "9"`, "MAX_MEMORY",
-	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
-		}
-	}
-	if strings.Contains(err.Error(), "HTTP_MAX_CONNECTIONS") {
-		t.Errorf("an empty one is refused: %v", err)
-	}
-	_, help, _ := runLine("serve", "--help-all")
-	every := settings.Refused(func(string) (string, bool) { return "x", true })
-	for _, m := range regexp.MustCompile(`(?m)^(\w+) is "x", .* does not have it: (.*)$`).FindAllStringSubmatch(every.Error(), -1) {
-		if strings.Contains(help, "$"+m[1]+")") || strings.Contains(help, "$"+m[1]+",") || m[2] == "" {
-			t.Errorf("%s is a setting, or has no advice", m[1])
-		}
-	}
-}
-
 // The table of docs/guides/migrating.md says of each name what the binary does with it, and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
 	_, help, _ := runLine("serve", "--help-all")
@@ -226,7 +203,6 @@ func TestBadSettingsFiles(t *testing.T) {
 		"a":                             ":1: this must be a map of names",
 		"store:\n  redis_url: [a, b]\n": ":2: redis_url must be a single value",
 		"ports: {port: 1, PORT: 2}\n":   ":1: PORT is set twice",
-		"ports: {rlqs: false}\n":        ":1: rlqs is \"false\", and this release does not have it: unset it",
 		"store: {grpc_port: 1}\n":       `section "store" has no setting "grpc_port"`,
 		"log: {log_level: loud}\n":      "LOG_LEVEL",
 		"limits: {max_memory: 1GB}\n":   "MAX_MEMORY",

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"os"
 
 	"github.com/alecthomas/kong"
 
@@ -44,5 +43,5 @@ func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Value
 	written := write()
 	_, noMemory := settings.MemoryOf(c.MaxMemory)
 	_, noCoordination := c.Coordination.Default()
-	return errors.Join(written, cli.Wrong(errors.Join(noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))))
+	return errors.Join(written, cli.Wrong(errors.Join(noMemory, c.validate(), noCoordination)))
 }

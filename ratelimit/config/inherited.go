@@ -37,11 +37,6 @@ func (d *decoder) coordination(t *Inherited, f *yamlField) {
 
 func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {
 	name := prefix + f.key
-	if advice, was := ratelimit.ReplacedFields[name]; was {
-		d.problems.add(f.place, "config error, coordination: this release does not have %s; remove it: %s", name,
-			advice)
-		return
-	}
 	if !slices.Contains(ratelimit.CoordinationFields, name) {
 		var known []string
 		for _, k := range ratelimit.CoordinationFields {

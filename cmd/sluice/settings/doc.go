@@ -7,8 +7,8 @@
 //
 // A flag on the command line overrides the environment, and the environment overrides the file ([File], [Values]).
 // [InForce] says where each value comes from. It prints no secret. [Schema], [WritePage] and [Help] derive the schema,
-// the page and the help from the flags. Names of envoyproxy/ratelimit and of earlier releases that this one does not
-// have are refused with a replacement ([Refused]), or reported ([WithoutEffect]).
+// the page and the help from the flags. Names of envoyproxy/ratelimit that mean nothing here are reported
+// ([WithoutEffect]).
 //
 // Some settings have values of their own. From the memory ([MemoryOf]) follow the number of tracked keys
 // ([Memory.Table]), and the [Caps] of connections, bytes in flight, streams and rules. Within these, callers, peers,

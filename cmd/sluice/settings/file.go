@@ -97,10 +97,7 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 			env := strings.ToUpper(key.Value)
 			_, twice := values[env]
 			_, ok := names[env]
-			advice := withAdvice(env, of.Value)
 			switch {
-			case !ok && advice != "":
-				bad(key, "%s is %q, and this release does not have it: %s", key.Value, of.Value, advice)
 			case !ok:
 				bad(key, "section %q has no setting %q%s", section.Value, key.Value, strings.ToLower(ratelimit.DidYouMean(env, slices.Collect(maps.Keys(names)))))
 			case twice:
