@@ -93,7 +93,7 @@ func (r *record) decode(data []byte) error {
 	if err != nil || r.Version != recordVersion || r.Seats == nil || len(r.Seats) > MaxSeats ||
 		slices.Contains(slices.Collect(maps.Values(r.Seats)), nil) {
 		return fmt.Errorf("the seats in the store belong to another release: %.60q; "+
-			"delete the record sluice:seat-record to begin anew", data)
+			"to begin anew, delete the record sluice:seat-record, whose name begins with CACHE_KEY_PREFIX", data)
 	}
 	return nil
 }

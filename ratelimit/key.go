@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// MaxKeyLen is the longest key AppendKey leaves as it is, in bytes. Longer
+// MaxKeyLen is the longest key that [AppendEntry] leaves as it is, in bytes. Longer
 // ones are replaced by their digest, so that a key's memory is bounded
 // whatever values clients send.
 const MaxKeyLen = 128

@@ -29,7 +29,7 @@ func (k Kind) Settles() bool { return k >= Charge }
 // Ask is one descriptor's question: may Cost be spent on Key under Rule?
 type Ask struct {
 	Rule *Rule
-	// Key is the budget's canonical name (AppendKey). It is the caller's, and
+	// Key is the budget's canonical name ([AppendEntry]). It is the caller's, and
 	// is read only during the call.
 	Key  []byte
 	Cost Tokens // not negative; 0 only for Peek

@@ -6,9 +6,9 @@ import "fmt"
 type Mode uint8
 
 const (
-	// Leasing spends from tokens leased by the ledger; it never over-admits.
+	// Leasing spends from tokens leased by the ledger. While that answers, it never over-admits.
 	Leasing Mode = iota
-	// Routing asks the key's owner; it never over-admits.
+	// Routing asks the key's owner. While that answers, it never over-admits.
 	Routing
 	// Approx may spend a drift share before the ledger has answered.
 	Approx
@@ -31,11 +31,11 @@ type ModeSpec struct {
 	Doubts func(r *Rule) []string
 }
 
-// modes is the table. Mode is an index of it, which peers tell each other.
+// modes is the table. Mode is an index of it, which peers send each other: add a mode at the end.
 var modes = []ModeSpec{
-	Leasing: {Name: "leasing", Promise: "never admits more than the limit, and spends leased tokens without waiting"},
+	Leasing: {Name: "leasing", Promise: "never admits more than the limit while the store answers, and spends leased tokens without waiting"},
 	Routing: {
-		Name: "routing", Promise: "never admits more than the limit, and asks the owner of a key", Owned: true,
+		Name: "routing", Promise: "never admits more than the limit while the owner of a key answers, and asks that owner", Owned: true,
 		Declare: declareRouting,
 	},
 	Approx: {

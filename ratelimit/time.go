@@ -33,7 +33,7 @@ func (t LedgerTime) Add(d time.Duration) LedgerTime { return t + LedgerTime(d/ti
 // Sub returns how much later t is than u.
 func (t LedgerTime) Sub(u LedgerTime) time.Duration { return time.Duration(t-u) * time.Microsecond }
 
-// Clock returns the node's instant now. It is called once a request.
+// Clock returns the node's instant now. It is called a few times for each request, and must be cheap.
 type Clock func() Instant
 
 // MonotonicClock returns the process's clock: nanoseconds since this call, plus one second, so that no

@@ -20,7 +20,7 @@
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds busy keys: pure.
 //   - [core] is a node without goroutines, sockets, timers or clocks: the members of the ring (members.go,
-//     presence.go), decisions (decide.go, which draws the way of a request, and waiting.go), moving accounts
+//     presence.go), decisions (instore.go and storeless.go, which draw the way of a request), moving accounts
 //     (handover.go, outbox.go, inbox.go, internal/moved) and the search for them (fetch.go).
 //   - [Discovery] finds possible nodes.
 //   - [Router] is the ratelimit.Limiter: a core with goroutines and streams (shell.go, wire.proto).

@@ -25,7 +25,7 @@ const (
 	// the mean in the rest.
 	Burst
 	// Flash is two thirds of the mean, and in the fifth tenth of the time four times the mean, nearly all of
-	// it on one key without earlier requests.
+	// it on one key with few earlier requests.
 	Flash
 	// Ramp grows from nothing to twice the mean.
 	Ramp
@@ -145,7 +145,7 @@ func (s *Stream) key() int {
 	l := &s.load
 	switch {
 	case s.flash && s.rnd.Float64() < 0.9:
-		return l.Keys - 1
+		return max(0, l.Keys-1)
 	case l.Hot > 0 && s.rnd.Float64() < l.Hot:
 		return 0
 	case l.Keys <= 1:

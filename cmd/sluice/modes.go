@@ -10,8 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// modeTable has a line for each mode: its declaration, and its limiter. A mode of your own is a package with a
-// limiter, a line here, and a [ratelimit.ModeSpec] in the table of package ratelimit.
+// modeTable has a line for each mode: its declaration, and its limiter. A mode that decides by the ledger or by the ring
+// is a package, a line here, and a [ratelimit.ModeSpec] at the end of the table of package ratelimit. One with a limiter
+// of its own also changes newByMode and the methods of byMode.
 var modeTable = []modeLine{
 	{ratelimit.Leasing, byLedger},
 	{ratelimit.Routing, byOwner},

@@ -51,9 +51,9 @@
 // # Epochs
 //
 // A server begins an epoch if its data has none, has another server's, or was a replica's in between. It begins old, so
-// that a first start is no loss. A node that has read another epoch makes it young for [ratelimit.YoungFor]; a node
-// with // more totals to state prolongs that, up to [ratelimit.YoungMost]. On other stores than Redis, nodes advance
-// the epoch's version each second, and an earlier one shows an older copy.
+// that a first start is no loss. A node that has read another epoch makes it young for [ratelimit.YoungFor]. A node with
+// more totals to state prolongs that, up to [ratelimit.YoungMost]. On other stores than Redis, nodes advance the epoch's
+// version each second, and an earlier one shows an older copy.
 //
 // # Names
 //
@@ -61,9 +61,13 @@
 // keys that its node has dropped. One of these bits says that the leases end with the node's registration. No process
 // uses the name of another: otherwise its first claim of 0 would take back the usage of the other.
 //
-// It cannot detect a ledger's clock that jumps ahead, and so ends leases of buckets and registrations early. It cannot
-// detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
-// account when a holder of it claims, and never that of a sliding window's previous account.
+// # Limits of the protocol
+//
+// The protocol cannot detect a ledger's clock that jumps ahead, and so ends leases of buckets and registrations early.
+// It cannot detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an
+// evicted account when a holder of it claims, and never that of a sliding window's previous account.
+//
+// # Files
 //
 // Start with message.go, then account.go. The ledgers are Redis, and CAS on any other store. claim.lua repeats
 // account.go, and bucket.lua bucket.go. The tests compare them message by message.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -313,5 +314,70 @@ func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	}
 	if got := (*Rules)(nil).Fingerprint(); got != "" {
 		t.Errorf("of no rules: %q", got)
+	}
+}
+
+// Each field of a rule that a file can set is among those that a fingerprint and a reload compare. The others are the
+// rule's place, or the request's.
+func TestFingerprintHasEachField(t *testing.T) {
+	placed := []string{"Domain", "Path", "Keys", "Override", "Counters", "MetricNames.Shared"}
+	if _, err := ratelimit.NewCalendar(15, time.UTC); err != nil { // so that there is one to set
+		t.Fatal(err)
+	}
+	usual := func(from ratelimit.HoldFrom) *ratelimit.Rule {
+		return &ratelimit.Rule{
+			Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: 60, Multiplier: 2},
+			Coordination: ratelimit.DefaultCoordination(),
+			Hold:         &ratelimit.Hold{From: from, Amount: 1, Quantile: 0.5, Max: 9, TTL: time.Minute},
+		}
+	}
+	changes := func(from ratelimit.HoldFrom, at func(*ratelimit.Rule) reflect.Value) bool {
+		r := usual(from)
+		changed(at(r))
+		return !slices.Equal(fieldsOf(r), fieldsOf(usual(from)))
+	}
+	var try func(name string, at func(*ratelimit.Rule) reflect.Value)
+	try = func(name string, at func(*ratelimit.Rule) reflect.Value) {
+		v := at(usual(ratelimit.HoldAmount))
+		switch {
+		case slices.Contains(placed, name):
+		case v.Kind() == reflect.Struct:
+			for i := range v.NumField() {
+				below := strings.TrimPrefix(name+"."+v.Type().Field(i).Name, ".")
+				try(below, func(r *ratelimit.Rule) reflect.Value { return reflect.Indirect(at(r).Field(i)) })
+			}
+		case !changes(ratelimit.HoldAmount, at) && !changes(ratelimit.HoldLearned, at):
+			t.Errorf("fieldsOf lacks %s: add it to fingerprint.go", name)
+		}
+	}
+	try("", func(r *ratelimit.Rule) reflect.Value { return reflect.ValueOf(r).Elem() })
+}
+
+// changed gives a field another value.
+func changed(v reflect.Value) {
+	switch {
+	case v.CanInt():
+		v.SetInt(v.Int() + int64(time.Second))
+	case v.CanUint():
+		v.SetUint(v.Uint() + 1)
+	case v.CanFloat():
+		v.SetFloat(v.Float() + 0.25)
+	case v.Kind() == reflect.Bool:
+		v.SetBool(!v.Bool())
+	case v.Kind() == reflect.String:
+		v.SetString(v.String() + "x")
+	case v.Kind() == reflect.Slice:
+		v.Set(reflect.Append(v, reflect.New(v.Type().Elem()).Elem()))
+	default:
+		v.Set(reflect.ValueOf(map[string]any{"a": "b"}))
+	}
+}
+
+// share_threshold is in the place of a rule.
+func TestFingerprintHasSharedLimits(t *testing.T) {
+	text := "{domain: d, descriptors: [{key: k, value: a*, share_threshold: %v, rate_limit: {unit: day, requests_per_unit: 1}}]}"
+	shared, alone := mustParse(t, fmt.Sprintf(text, true)), mustParse(t, fmt.Sprintf(text, false))
+	if shared.Fingerprint() == alone.Fingerprint() || len(Changes(shared, alone)) == 0 {
+		t.Error("share_threshold is not compared")
 	}
 }

@@ -713,7 +713,7 @@ type Parcel struct {
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`    // from 1
 	First         uint64                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`      // the least of which the sender has no receipt
 	Sent          int64                  `protobuf:"varint,3,opt,name=sent,proto3" json:"sent,omitempty"`        // the sender's ledger time when it was sent
-	Accounts      []byte                 `protobuf:"bytes,4,opt,name=accounts,proto3" json:"accounts,omitempty"` // see parcel.go
+	Accounts      []byte                 `protobuf:"bytes,4,opt,name=accounts,proto3" json:"accounts,omitempty"` // see internal/moved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

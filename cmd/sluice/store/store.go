@@ -1,6 +1,6 @@
 // Package store is the one interface to the shared state of a fleet: the ledger, drift seats, and the registry of
-// nodes. The URL's scheme chooses the store. No other package imports a
-// store's client library, except the ledger on Redis (package account).
+// nodes. The URL's scheme chooses the store. Beside this package, only the ledgers import a store's client library
+// (leasing/account, leasing/postgres, leasing/etcd, and leasing/limit for programs).
 //
 // A store is one entry in schemes. For one that compares and sets records (account.Store), implement a
 // Database.

@@ -6,7 +6,7 @@
 // share that its caller bounds (drift). Other charges are costs after the fact, denials that charge, and admissions
 // in an outage: they are part of its total in the next message. The package does not promise that tokens get used.
 //
-// Events drive a Key: a request (Take), a message that leaves (Write), its answer (Apply), time (Turn), a recall
+// Events drive a Key: a request (Take), a message that leaves (Write), its answer (Apply), time (Enter), a recall
 // (GiveBack). It reads no clock, takes no lock and starts no goroutine. It has no pointers, so that tens of millions
 // of keys cost the garbage collector nothing. The zero Key is new. It is not safe for concurrent use.
 //

@@ -193,8 +193,9 @@ func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	return true
 }
 
-// accepts ends a message. A ledger in another epoch lacks totals, and so does one whose epoch is young: it books what
-// was stated, and its answer gives nothing. Nor does one to a node whose registration may be over.
+// accepts ends a message, and reports whether its answer counts. The answer of a ledger in another epoch does not: that
+// lacks totals. Nor does one in a young epoch, though the ledger has booked the stated total. Nor does one that arrives
+// after the deadline of the lease, when this node's registration may be over.
 func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	if !p.Awaits(m) {
 		return false
