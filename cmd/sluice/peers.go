@@ -24,13 +24,13 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
-	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT. If it belongs to another machine, as behind a NAT, the node listens on that port of all addresses. PEERS gossip uses the next port, TCP and UDP."`
+	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"How nodes find each other: static:HOST:PORT,... or dns:NAME:PORT or gossip:HOST:PORT,... NAME is a headless service, or an SRV name such as _peers._tcp.sluice. Without PEERS, rules with mode routing run as leasing."`
+	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"HOST:PORT by which peers reach this node. If HOST is another machine, as behind a NAT, the node listens on this port of all its addresses. With PEERS=gossip:..., the node also uses the next port, over TCP and UDP."`
 	Secret  string `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	Region  string `env:"REGION" name:"region" placeholder:"NAME" help:"Region of this node, for limits over regions. Peers of other regions are refused. The console, metrics and logs show it."`
-	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate for peers, a file. This and the next two are read again on changes."`
-	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
-	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
+	Region  string `env:"REGION" name:"region" placeholder:"NAME" help:"Region of this node, for limits over regions. The node refuses peers of other regions. The console, metrics and logs show the region."`
+	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"File with this node's certificate for peers. This file and the next two are read again when they change."`
+	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"File with the key of this certificate."`
+	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"File with the authority of peers' certificates."`
 }
 
 // options checks the settings and makes them a router's.

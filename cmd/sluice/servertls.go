@@ -21,9 +21,9 @@ import (
 // envoyproxy/ratelimit's.
 type tlsFlags struct {
 	Use       bool   `env:"GRPC_SERVER_USE_TLS" name:"grpc-server-use-tls" help:"Serve gRPC over TLS."`
-	Cert      string `env:"GRPC_SERVER_TLS_CERT" name:"grpc-server-tls-cert" placeholder:"FILE" help:"Server certificate with its chain, a file. It is read again when it changes."`
-	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Key of the server certificate."`
-	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Authority of client certificates, a file. If set, clients must present one."`
+	Cert      string `env:"GRPC_SERVER_TLS_CERT" name:"grpc-server-tls-cert" placeholder:"FILE" help:"File with the server certificate and its chain. It is read again when it changes."`
+	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"File with the key of the server certificate."`
+	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"File with the authority of client certificates. If set, clients must present a certificate."`
 	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"Required name, address or URI in a client certificate."`
 }
 

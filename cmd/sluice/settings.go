@@ -23,75 +23,75 @@ import (
 // flags are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
 type flags struct {
-	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections."`
-	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory with subdirectories. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
+	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}."`
+	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"File of rules, or directory with subdirectories. It overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
 	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Directory of the rules, below RUNTIME_SUBDIRECTORY."`
 	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Skip files and directories that start with a dot."`
-	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"If RUNTIME_ROOT is a link, reload only when the link changes. false: reload at each change of a file."`
-	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start also with bad first rules. Calls then fail."`
-	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"Report health only while a domain has rules."`
+	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"Reload only when the link RUNTIME_ROOT changes. If it is no link, or with false: reload at each change of a file."`
+	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad. Calls fail until valid rules arrive."`
+	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"Report the node as healthy only while a domain has rules."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
 	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE or GRPC_XDS_SOTW."`
-	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port: /json, /healthcheck, /readyz, /healthz and /livez."`
+	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port, which serves /json, /healthcheck, /readyz, /healthz and /livez."`
 	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"HTTP port."`
-	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port: RateLimitService v3, health, reflection."`
+	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port, which serves RateLimitService v3, health and reflection."`
 	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"gRPC port."`
 	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Unix socket for gRPC, instead of the port."`
-	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Address of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
+	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Address of the debug port, which serves /console, /explain, /metrics, /rlconfig, /stats and /debug/pprof/."`
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Debug port."`
-	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
-	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after GRPC_MAX_CONNECTION_AGE. Then the connection is closed."`
-	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Show marks instead of descriptor values, such as API keys, on the console, in top and in /ring. Default: true, unless DEBUG_HOST is a loopback address."`
-	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for changes on the debug port: resets of keys, drops of leases, and overrides of limits. Default: no changes."`
-	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"Time after SIGTERM in which health checks fail and the node still answers calls. Then it returns its leases."`
+	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then the node asks the client to close it."`
+	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after GRPC_MAX_CONNECTION_AGE. Then the node closes the connection."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Show marks instead of descriptor values, such as API keys. This concerns the console, sluice top and /ring. Default: true, unless DEBUG_HOST is a loopback address."`
+	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for changes on the debug port: resets of keys, drops of leases, and overrides of limits. Without a token, the node refuses them."`
+	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"Time after SIGTERM in which the node still answers calls, while its health checks fail. Then it returns its leases and ends."`
 	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
-	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`
+	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Use quota_mode for all descriptors."`
 	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
 	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add headers with the limit to responses."`
 	Headers         headerFlags   `embed:"" group:"answers" prefix:"limit-" envprefix:"LIMIT_"`
-	RequestEnabled  bool          `group:"answers" env:"LIMIT_REQUEST_HEADERS_ENABLED" name:"limit-request-headers-enabled" help:"Add the same headers to requests, for your services."`
+	RequestEnabled  bool          `group:"answers" env:"LIMIT_REQUEST_HEADERS_ENABLED" name:"limit-request-headers-enabled" help:"Add the same headers to requests, so that your services get them."`
 	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"If one descriptor refuses a request, charge none of the others."`
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
-	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
+	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit, 0 to 1. Hits above it count as near_limit."`
 
 	TLS          tlsFlags              `embed:"" group:"ports"`
-	DebugHosts   string                `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names that the debug port accepts, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
+	DebugHosts   string                `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Further host names that the debug port accepts, or * for all. It always accepts addresses, names without a dot, .localhost, .local, .internal, .svc and .cluster.local. Other names are refused, against DNS rebinding."`
 	Holds        holdFlags             `embed:"" group:"coordination"`
 	XDS          xdsFlags              `embed:"" group:"rules"`
-	LastGood     string                `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
+	LastGood     string                `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. If the rules are bad or missing, the node starts with the copy. Each node needs a file of its own, outside the rules directory."`
 	Tracing      tracingFlags          `embed:"" group:"log"`
 	Coordination settings.Coordination `embed:"" group:"coordination"`
 	Store        store.Flags           `embed:"" group:"store"`
 	Ring         peerFlags             `embed:"" group:"peers"`
 	caps         settings.Caps         // derived from the memory, before all else
 
-	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
-	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys. 0 derives it from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000. Without a store, further keys share accounts. With one, each node limits them alone."`
-	AuditFile string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1."`
+	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The maximum of keys, connections, requests in flight and rules follows from it. Default: GOMEMLIMIT, or the limit of the container. Without both: the memory of the machine, at most 2 GiB."`
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum number of tracked keys. 0: as many as half of the memory of the process or container holds, or a quarter of the machine's, at most 10,000,000. Without a store, further keys share accounts. With a store, each node limits further keys alone."`
+	AuditFile string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules, as JSON lines. A line is written before its tokens are spent. At 64 MB, the file moves to FILE.1."`
 	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
 	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
 
-	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Wait of callers that send no deadline, and upper bound of deadlines (grpc-timeout). Under overload, calls that would be answered too late are rejected at once. 0: no call is rejected."`
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Maximum wait of a caller for its answer, in place of longer deadlines (grpc-timeout) and missing ones. Under overload, the node at once rejects calls whose answers would be too late. 0: no call is rejected."`
 
-	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache (0: no counter). It changes no decision."`
+	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of the local cache of envoyproxy/ratelimit, in bytes. Above 0, the counter over_limit_with_local_cache counts. The size changes no decision."`
 	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds. The alerts here expect seconds."`
 
-	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or COORDINATION_MAX_NODES=1 is set."`
+	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. Sluice refuses memcache, unless you set REDIS_URL or COORDINATION_MAX_NODES=1."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"Host of the statsd server."`
 	StatsdPort    uint16        `group:"log" env:"STATSD_PORT" default:"8125" help:"Port of the statsd server."`
 	StatsInterval time.Duration `group:"log" env:"STATS_FLUSH_INTERVAL" name:"stats-flush-interval" default:"10s" help:"Time between two messages to statsd."`
-	ExtraTags     string        `group:"log" env:"EXTRA_TAGS" placeholder:"K:V,..." help:"Tags of all statsd names."`
+	ExtraTags     string        `group:"log" env:"EXTRA_TAGS" placeholder:"K:V,..." help:"Tags of all names in statsd."`
 	DisableStats  bool          `group:"log" env:"DISABLE_STATS" help:"Turn statsd off. Overrides USE_STATSD."`
 
-	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too. The debug port always serves them."`
+	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics also on PROMETHEUS_ADDR. The debug port always serves them."`
 	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"Address for USE_PROMETHEUS."`
 	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"Path for USE_PROMETHEUS."`
-	PrometheusMap  string `group:"log" env:"PROMETHEUS_MAPPER_YAML" name:"prometheus-mapper-yaml" placeholder:"FILE" help:"Mapping file of statsd_exporter. It names the metrics of envoyproxy/ratelimit, and is read at start."`
+	PrometheusMap  string `group:"log" env:"PROMETHEUS_MAPPER_YAML" name:"prometheus-mapper-yaml" placeholder:"FILE" help:"Mapping file of statsd_exporter, for the names of envoyproxy/ratelimit's metrics. It is read at start."`
 }
 
 // headerFlags rename the headers of envoyproxy/ratelimit.

@@ -29,12 +29,12 @@ import (
 // tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads
 // from OTEL_EXPORTER_OTLP_* by itself.
 type tracingFlags struct {
-	Enabled      bool    `env:"TRACING_ENABLED" name:"tracing-enabled" help:"Send spans of sampled calls to the OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT. W3C and B3 headers are read."`
+	Enabled      bool    `env:"TRACING_ENABLED" name:"tracing-enabled" help:"Send spans of sampled calls to the OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT. Nodes read W3C and B3 headers."`
 	Protocol     string  `env:"TRACING_EXPORTER_PROTOCOL" name:"tracing-exporter-protocol" default:"http" help:"Protocol of the collector: http or grpc."`
 	ServiceName  string  `env:"TRACING_SERVICE_NAME" name:"tracing-service-name" default:"RateLimit" help:"Service name in spans."`
 	Namespace    string  `env:"TRACING_SERVICE_NAMESPACE" name:"tracing-service-namespace" help:"Service namespace in spans."`
 	InstanceID   string  `env:"TRACING_SERVICE_INSTANCE_ID" name:"tracing-service-instance-id" help:"Service instance in spans."`
-	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Part of the calls to trace if the caller has not decided, 0 to 1."`
+	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Part of the calls to trace if their caller has not decided, 0 to 1."`
 }
 
 func (f *tracingFlags) validate() error {

@@ -24,22 +24,22 @@ const configXDS = "GRPC_XDS_SOTW"
 // xdsFlags are the settings of the management server. Names and defaults are those of envoyproxy/ratelimit,
 // except CONFIG_GRPC_XDS_ADDITIONS.
 type xdsFlags struct {
-	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"Name of this node, for which the server has a set of rules."`
+	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"Name by which the management server finds the rules of this node."`
 	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"Metadata of this node: k:v or k=v separated by commas, or a JSON object."`
 	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"Address of the management server, HOST:PORT or dns:///HOST:PORT."`
-	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Time between attempts until the first stream."`
-	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Additional headers of the stream."`
+	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Time between two attempts to open the first stream."`
+	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Additional headers of the stream, as name:value separated by commas."`
 	UseTLS     bool          `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS" name:"config-grpc-xds-server-use-tls" help:"Use TLS to the management server."`
-	Cert       string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT" name:"config-grpc-xds-client-tls-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
-	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"Key of the client certificate."`
-	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
-	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"Required name in the server's certificate, instead of its host."`
-	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"500ms" help:"First pause after a stream ended. Each is twice the one before."`
-	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"1s" help:"Maximum pause after a stream ended."`
-	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of the pause, 0 to 1."`
-	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise the pause."`
+	Cert       string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT" name:"config-grpc-xds-client-tls-cert" placeholder:"FILE" help:"File with the client certificate. It is read for each connection."`
+	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"File with the key of the client certificate."`
+	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"File with the trusted certificates. Default: those of the system."`
+	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"Required name in the server's certificate. Default: its host."`
+	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"500ms" help:"First pause after the stream ends. Each further pause is twice as long."`
+	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"1s" help:"Maximum pause after the stream ends."`
+	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of each pause, 0 to 1."`
+	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise each pause."`
 	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Maximum size of a push in bytes."`
-	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with algorithm, burst, hold and coordination of pushed rules, whose messages lack them."`
+	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with the algorithm, burst, hold and coordination of pushed rules. Pushes have no fields for them."`
 }
 
 // client makes the source; it does not connect yet.

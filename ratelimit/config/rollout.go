@@ -41,8 +41,8 @@ var Effects = []Effect{
 		Fields: []string{"max_nodes", "drift_budget"},
 		Spent:  "stay charged",
 		Leases: "stay",
-		Meanwhile: "in mode approx, a node uses its smaller share until all nodes have the new rules and " +
-			"a window begins. In an outage, each node uses its own rules",
+		Meanwhile: "in mode approx, a node uses the smaller of its old and new share, until all nodes have the new " +
+			"rules and a window begins. In an outage, each node uses its own rules",
 	},
 	{
 		Fields:    []string{"lease.size"},
@@ -54,14 +54,14 @@ var Effects = []Effect{
 		Fields: []string{"hold"},
 		Spent:  "stay charged. Requests in flight are settled by their holds",
 		Leases: "stay",
-		Meanwhile: "each node holds by its own rules, and settles the holds of all nodes. Holds without an id (on) " +
-			"are settled by the amount at the settling node",
+		Meanwhile: "each node takes holds by its own rules, and settles the holds of all nodes. For a hold without an " +
+			"id (on), it subtracts the amount in its own rules",
 	},
 	{
 		Fields:    []string{"reclaim"},
 		Spent:     "stay charged",
 		Leases:    "are reclaimed early only if they were claimed under the new rule",
-		Meanwhile: "the bound of reclaimed leases holds: one for each silent node",
+		Meanwhile: "the bound that eager declares holds",
 	},
 	{
 		Fields:    []string{"on_store_failure"},

@@ -13,9 +13,9 @@ import (
 // Coordination is the fields of a coordination block that belong to a fleet more than to a rule. All others are
 // in rules, at the root of a file for all of its rules. Empty means the default, which the help states.
 type Coordination struct {
-	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Default mode of rules: ${modes}."`
-	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Default max_nodes of rules: maximum number of nodes at one time, including extra ones during a rolling restart."`
-	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"Default on_store_failure of rules: local, open or closed."`
+	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Mode of rules that set none: ${modes}. Default: leasing."`
+	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"max_nodes of rules that set none: the maximum number of nodes at one time. Include the extra nodes of a rolling restart. Default: 10."`
+	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"on_store_failure of rules that set none: local, open or closed. Default: local."`
 }
 
 // Default is the coordination of rules that do not say another.

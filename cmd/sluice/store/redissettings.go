@@ -23,23 +23,23 @@ import (
 // Redis says where the shared Redis is. Names and forms are
 // envoyproxy/ratelimit's.
 type Redis struct {
-	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. CLUSTER: host:port,host:port,... SENTINEL: master,host:port,... Default: the memory of this process."`
+	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. With REDIS_TYPE=CLUSTER: host:port,host:port,... With SENTINEL: master,host:port,... Default: the memory of this process."`
 	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"Kind of Redis: SINGLE, SENTINEL or CLUSTER."`
 	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"Network: tcp, or unix for a socket path."`
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"Password of Redis: pass or user:pass."`
 	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"Password of the sentinels: pass or user:pass."`
 	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to dial. Decisions wait for the store_deadline of their rule."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to connect. The wait of a decision is store_deadline, a field of its rule."`
 	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS to Redis."`
-	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
-	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Key of the client certificate."`
-	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
+	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"File with the client certificate. It is read for each connection."`
+	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"File with the key of the client certificate."`
+	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"File with the trusted certificates. Default: those of the system."`
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Skip the check of the server's name."`
-	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store."`
+	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store. Fleets with different prefixes share no limits."`
 
 	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
 
-	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions continue by on_store_failure in any case."`
+	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health checks while Redis does not answer. With both values, on_store_failure decides requests meanwhile."`
 
 	urlSetting string // that has its URL: "" means REDIS_URL
 	log        *slog.Logger

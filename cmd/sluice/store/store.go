@@ -72,7 +72,7 @@ const (
 
 // Flags say which store there is.
 type Flags struct {
-	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"Shared store: postgres://user:pass@host,host/db?sslmode=verify-full, etcd://user:pass@host:port,host:port?tls=true, redis:// or rediss://. Default: REDIS_URL, or else the memory of this process."`
+	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"URL of the shared store. PostgreSQL: postgres://user:pass@host,host/db?sslmode=verify-full. etcd: etcd://user:pass@host:port,host:port?tls=true. Redis: redis:// or rediss://. Default: REDIS_URL, or else the memory of this process."`
 	Redis Redis  `embed:""`
 }
 
