@@ -255,8 +255,8 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	}
 	rejected := p.count("sluice_rejected_total",
 		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: plaintext and tls (no TLS 1.3), "+
-			"introduction, version, name, secret (a wrong proof or a relay), gossip, address, frame, sent (a "+
-			"clock more than a year off), ask, reply, lease, fetch, presence, parcel, account, receipt.",
+			"introduction, version, name, region, secret (a wrong proof or a relay), gossip, address, frame, sent (a "+
+			"clock more than a year off), ask, reply, fetch, presence, parcel, account, receipt, bug.",
 		"from", "kind")
 	rejected(local.Rejected, "store", "answer")
 	rejected(c.Pool.refused(), "store", "reply")
