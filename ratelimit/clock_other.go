@@ -4,10 +4,10 @@ package ratelimit
 
 import "time"
 
-// leastSleep is the shortest suspension that is taken for one: the wall clock is
-// also corrected, by less than this as a rule. A larger correction has leases
-// expire early, which costs a claim each.
+// leastSleep is the least advance of the wall clock that counts as a suspension. Corrections of that clock are usually
+// smaller. A larger one makes leases expire early, which costs a claim each.
 const leastSleep = time.Second
 
-// sinceBoot is the wall clock, which counts on while the machine is suspended.
+// sinceBoot stands for the time since the boot of the machine, with suspensions: only differences of it count. Here it
+// is the wall clock.
 func sinceBoot() time.Duration { return time.Duration(time.Now().UnixNano()) }

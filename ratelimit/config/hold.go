@@ -19,7 +19,7 @@ func (d *decoder) holdFields(t *Hold) fields {
 	}
 }
 
-// holdSources name the amount of a hold. Each hold has one of these fields.
+// holdSources are the fields that say how much a hold reserves. Each hold has exactly one of them.
 var holdSources = [...]string{
 	ratelimit.HoldAmount: "amount", ratelimit.HoldRequest: "from", ratelimit.HoldLearned: "learned",
 }
@@ -38,8 +38,8 @@ func (d *decoder) hold(f *yamlField) *Hold {
 		}
 	}
 	if given != 1 {
-		d.problems.add(f.place, "config error, hold has %d of amount, from and learned, must have one: how much a "+
-			"request holds", given)
+		d.problems.add(f.place, "config error, hold has %d of the fields amount, from and learned, must have "+
+			"one: it says how much a request holds", given)
 	}
 	return h
 }

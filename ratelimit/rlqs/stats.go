@@ -2,7 +2,8 @@ package rlqs
 
 import "sync/atomic"
 
-// Stats count the work of a node since its start. The zero value is ready. All fields may be read at any time.
+// Stats count the work of a node since its start, but for the first three, which are the present state. The zero value
+// is ready. All fields may be read at any time.
 type Stats struct {
 	Streams  atomic.Int64 // open now
 	Buckets  atomic.Int64 // that they have subscribed to
@@ -13,15 +14,15 @@ type Stats struct {
 	Denied      atomic.Uint64
 	Messages    atomic.Uint64 // answers sent
 	Assignments atomic.Uint64 // leases sent
-	Abandoned   atomic.Uint64
+	Abandoned   atomic.Uint64 // buckets that an Envoy was told to drop
 	Granted     atomic.Uint64 // tokens
-	Credited    atomic.Uint64 // tokens given back, once proven dead
+	Credited    atomic.Uint64 // tokens given back, because no Envoy can spend them any more
 	Forgone     atomic.Uint64 // tokens of buckets that were not spent, and are not given back
 	LostReports atomic.Uint64 // by estimate
 	Excess      atomic.Uint64 // tokens that Envoys let pass and cannot have had
-	Carried     atomic.Uint64 // tokens charged to a second window, for their leases may cross
-	Uncovered   atomic.Uint64 // tokens that had to be charged without room in the limit
+	Carried     atomic.Uint64 // tokens charged to a second window, because their leases may last into it
+	Uncovered   atomic.Uint64 // tokens that were charged beyond the limit, because Envoys may have spent them
 	Refused     atomic.Uint64 // streams and buckets beyond the bounds
 	Stuck       atomic.Uint64 // streams cut because they did not read their answers
-	Unserved    atomic.Uint64 // reports of buckets whose rules cannot be served so
+	Unserved    atomic.Uint64 // reports of buckets whose rules RLQS cannot serve
 }

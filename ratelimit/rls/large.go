@@ -20,12 +20,12 @@ const (
 	largeWaiting = 64
 )
 
-// large is what large requests are decided in: calls that have grown, apart from the
-// many small ones. A flood of large requests would otherwise have each of the calls that
-// wait grow anew, megabytes a request, and all other requests help to collect them.
+// large has the calls in which large requests are decided. They have grown, and are kept apart from the many small
+// ones. Otherwise, in a flood of large requests, each waiting call would grow by megabytes, and the garbage collector
+// would slow down all other requests.
 type large struct {
 	slots   chan struct{} // of those that are being decided
-	waiting atomic.Int32  // for a slot, or in one
+	waiting atomic.Int32  // calls that wait for a slot, or have one
 	// calls are *call. There are at most as many as slots, plus those that the collector is about to drop.
 	calls sync.Pool
 }

@@ -14,21 +14,25 @@ type Stats struct {
 	OverLimit      atomic.Uint64
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
 	UnknownDomains ratelimit.RuleCounters // requests, and descriptors as hits, by the name of the domain
-	// Unlimited counts requests without a rule, one of whose keys no rule has, by domain and key, with a NameSeparator.
+	// Unlimited counts requests without a rule, because no rule has one of their keys. Its names are the domain and that
+	// key, with a NameSeparator between them.
 	Unlimited ratelimit.RuleCounters
 	// NoDescriptors counts requests without descriptors, which are an error, by the name of the domain.
 	NoDescriptors ratelimit.RuleCounters
 	BadRequests   atomic.Uint64
-	LastBad       atomic.Pointer[string] // reason of the latest one, in a line, but not that it has no descriptors
-	ServiceErrors atomic.Uint64          // bad requests, no config, and requests given up for others
-	OtherErrors   atomic.Uint64          // of them, without those for requests without descriptors
-	Panics        atomic.Uint64
-	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
+	// LastBad is the reason of the latest bad request, in a line. Requests without descriptors are left out.
+	LastBad atomic.Pointer[string]
+	// ServiceErrors counts bad requests, requests without rules or given up for others, and internal errors.
+	ServiceErrors atomic.Uint64
+	// OtherErrors are the ServiceErrors except for those of requests without descriptors.
+	OtherErrors atomic.Uint64
+	Panics      atomic.Uint64
+	Sources     [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
 
 func (s *Stats) count(err error) {
 	s.Requests.Add(1)
-	if err == nil || errors.Is(err, errGone) { // which the gate counts
+	if err == nil || errors.Is(err, errGone) { // the gate counts callers that have gone
 		return
 	}
 	s.ServiceErrors.Add(1)

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// longestPause is between two pushes that are received: none is late by more.
+// longestPause is the longest time between two receptions, so that no push is later by more.
 const longestPause = 100 * time.Millisecond
 
 // inbox holds the last push that is not answered yet.
@@ -22,8 +22,8 @@ type inbox struct {
 	why error
 }
 
-// receive fills the inbox until the stream ends. The pause bounds what a server
-// that pushes without one costs; meanwhile the stream's window holds it back.
+// receive fills the inbox until the stream ends. It pauses after each push, so that a server that pushes without end
+// costs little: its stream's window fills, and holds it back.
 func (in *inbox) receive(ctx context.Context,
 	stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration,
 	load *config.Store,
