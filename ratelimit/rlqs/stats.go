@@ -2,7 +2,7 @@ package rlqs
 
 import "sync/atomic"
 
-// Stats count the work of a node since its start, but for the first three, which are the present state. The zero value
+// Stats count the work of a node since its start. The first three are the present state instead. The zero value
 // is ready. All fields may be read at any time.
 type Stats struct {
 	Streams  atomic.Int64 // open now
@@ -14,7 +14,7 @@ type Stats struct {
 	Denied      atomic.Uint64
 	Messages    atomic.Uint64 // answers sent
 	Assignments atomic.Uint64 // leases sent
-	Abandoned   atomic.Uint64 // buckets that an Envoy was told to drop
+	Abandoned   atomic.Uint64 // buckets that Envoys must drop
 	Granted     atomic.Uint64 // tokens
 	Credited    atomic.Uint64 // tokens given back, because no Envoy can spend them any more
 	Forgone     atomic.Uint64 // tokens of buckets that were not spent, and are not given back
