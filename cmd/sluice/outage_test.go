@@ -6,14 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -52,22 +50,9 @@ func (c *hall) Register(_ context.Context, node, text string) ([]store.Registrat
 	return c.all, nil
 }
 
-// The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
-func TestAllNodesAreCounted(t *testing.T) {
-	c := &hall{}
-	for i := range 2 * mostNodes {
-		c.all = append(c.all, store.Registration{Node: fmt.Sprint(i), Text: "{}"})
-	}
-	r := newRegistry(c, 1)
-	r.register(t.Context(), "here:6070", "{}")
-	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
-		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
-	}
-}
-
 // A node that crashed stays in the list, as silent, and counts no longer after a minute. A process at its address
-// replaces it.
-func TestDeadNodesStayListed(t *testing.T) {
+// replaces it. The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
+func TestNodesAreCounted(t *testing.T) {
 	said := func(debug string, ago time.Duration) store.Registration {
 		return store.Registration{Node: debug + ago.String(), Text: fmt.Sprintf(`{"debug": %q, "every": 2}`, debug), Ago: ago}
 	}
@@ -89,53 +74,42 @@ func TestDeadNodesStayListed(t *testing.T) {
 	if strings.Join(c.gone, " ") != "here:60704h0m0s" {
 		t.Errorf("taken out: %v", c.gone)
 	}
+	c.all = nil
+	for i := range 2 * mostNodes {
+		c.all = append(c.all, store.Registration{Node: fmt.Sprint(i), Text: "{}"})
+	}
+	r.register(t.Context(), "here:6070", "{}")
+	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
+		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
+	}
 }
 
 // In an outage, each node shows what its policy admits of the worst key, and what is declared. It names the busiest
 // keys. What all nodes show together is no less than what was admitted.
 func TestOutageShowsItsHighestWindow(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	rules := "domain: d\ndescriptors: [{key: local, coordination: {on_store_failure: local, max_nodes: 3}, rate_limit: {unit: day, requests_per_unit: 90}}]\n"
-	f := newFleet(t, 3, setup{rules: rules, store: server})
-	admitted := 0
-	asks := func(n int) {
-		for i := range n {
-			if f.nodes[i%3].post("local", "x") == http.StatusOK {
-				admitted++
-			}
-		}
-	}
-	asks(60)
-	server.Signal(syscall.SIGSTOP)
-	asks(400)
-	type shown struct {
-		Rules []struct {
-			Highest  int `json:"highest_window"`
-			Declared int `json:"declared_in_outage"`
-		}
-		Hottest []struct{ Account string }
-	}
-	used, alone := 0, 0
+	const rules = "domain: d\ndescriptors: [{key: local, coordination: {on_store_failure: local, max_nodes: 3}, rate_limit: {unit: day, requests_per_unit: 90}}]\n"
+	f := newFleet(t, 3, setup{rules: rules, store: aRedis(t)})
+	admitted := int(f.load("local", 1, 60, 0, 1, 2))
+	f.redis.Signal(syscall.SIGSTOP)
+	admitted += int(f.load("local", 1, 400, 0, 1, 2))
+	used, alone := 0, f.total("sluice_worst_key_by_policy_tokens")
 	for _, n := range f.nodes {
 		_, text := n.get(n.debug + "/console/state")
-		var s shown
+		var s struct {
+			Rules []struct {
+				Highest  int `json:"highest_window"`
+				Declared int `json:"declared_in_outage"`
+			}
+			Hottest []struct{ Account string }
+		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil || len(s.Rules) != 1 || len(s.Hottest) != 1 {
 			t.Fatalf("%v: %s", err, text)
 		}
 		if r := s.Rules[0]; r.Highest > r.Declared || r.Highest < 60 || !strings.Contains(s.Hottest[0].Account, "local=x") {
 			t.Errorf("%+v", s)
 		}
-		_, metrics := n.get(n.debug + "/metrics")
-		value := func(name string) (v int) {
-			_, rest, _ := strings.Cut(metrics, "\n"+name+"{")
-			_, rest, _ = strings.Cut(rest, "} ")
-			if _, err := fmt.Sscan(rest, &v); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			return v
-		}
-		used, alone = max(used, value("sluice_window_used_tokens")), alone+value("sluice_worst_key_by_policy_tokens")
+		used = max(used, n.metric("sluice_window_used_tokens"))
 	}
 	if used+alone < admitted || admitted <= 90 || alone == 0 {
 		t.Errorf("%d of 90 were admitted; %d are shown as used, and %d as admitted by policy", admitted, used, alone)

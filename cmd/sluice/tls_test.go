@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,21 +21,12 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
-
-func freePort(t testing.TB) string {
-	t.Helper()
-	ports, err := freeport.Find(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ports[0]
-}
 
 // Passwords, users, TLS and client certificates reach Redis as the settings say; where one of them is wrong, decisions
 // are fallbacks, and the log says why without the secret.
 func TestRedisSettings(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	servers, clients := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	servers.Sign("server", &x509.Certificate{DNSNames: []string{"server"}, NotAfter: time.Now().Add(time.Hour)}) // not for 127.0.0.1
@@ -52,6 +44,10 @@ func TestRedisSettings(t *testing.T) {
 		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
 		"REDIS_AUTH=hunter2",
 	}
+	overTLS := func(more ...string) []string {
+		return slices.Concat([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv, more)
+	}
+	const anyName = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"
 	for name, c := range map[string]struct {
 		env  []string
 		sees string // in the log; "" means that the store works
@@ -60,36 +56,32 @@ func TestRedisSettings(t *testing.T) {
 		"user":         {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=me:hunter3"}, ""},
 		"uri":          {[]string{"REDIS_URL=redis://me:hunter3@" + r.Addr + "/0"}, ""},
 		"socket":       {[]string{"REDIS_URL=" + socket, "REDIS_SOCKET_TYPE=unix", "REDIS_AUTH=hunter2"}, ""},
-		"tls":          {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv...), ""},
-		"tls by uri":   {append([]string{"REDIS_URL=rediss://127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv[1:]...), ""},
+		"tls":          {overTLS(anyName), ""},
+		"tls by uri":   {append([]string{"REDIS_URL=rediss://127.0.0.1:" + tlsPort, anyName}, tlsEnv[1:]...), ""},
 		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
 		"a colon":      {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter:9"}, `check REDIS_AUTH: it has a user, of 6 bytes before the first colon`},
 		"bad uri":      {[]string{"REDIS_URL=redis://me:hunter9@" + r.Addr, "REDIS_AUTH=hunter2"}, `check REDIS_URL: its user is \"me\", and it has a password: true`},
 		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
-		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "check REDIS_URL: the server's certificate is for another name"},
-		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.File("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
-		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
-		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
+		"bad name":     {overTLS(), "check REDIS_URL: the server's certificate is for another name"},
+		"stranger":     {overTLS("REDIS_TLS_CACERT="+clients.File("ca.crt"), anyName), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
+		"refused cert": {overTLS("REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), anyName), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
+		"no TLS there": {overTLS("REDIS_URL=" + r.Addr), "check REDIS_URL, and REDIS_TLS, which is true"},
 		"no cluster":   {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2", "REDIS_TYPE=CLUSTER"}, `REDIS_TYPE, which is \"CLUSTER\"`},
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, c.env, "--config", rules)
-			if got := s.post("k", name); got != 200 {
-				t.Errorf("answered %d", got)
+			if !s.admits(1, "k", name) {
+				t.Error("the first request is refused")
 			}
-			if c.sees != "" {
-				s.eventually("the log says why", func() bool {
-					s.post("k", name)
+			s.eventually("the store is used, or the log says why not", func() bool {
+				s.admits(1, "k", name)
+				if c.sees != "" {
 					return strings.Contains(s.log(), c.sees)
-				})
-			} else { // the first request may come before a TLS connection
-				s.eventually("the store is used", func() bool {
-					s.post("k", name)
-					return s.metric(`sluice_decision_sources_total{source="claim"}`) > 0
-				})
-			}
+				}
+				return s.metric(`sluice_decision_sources_total{source="claim"}`) > 0 // the first may come before a TLS connection
+			})
 			if strings.Contains(s.log(), "hunter") {
 				t.Errorf("a secret is in the log:\n%s", s.log())
 			}
@@ -131,81 +123,54 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// callTLS dials with a client certificate, if one is named, and asks once.
-func callTLS(i *redistest.Authority, address, client string) (serial *big.Int, err error) {
-	i.Helper()
-	conn := dialTLS(i, address, client, func(s tls.ConnectionState) { serial = s.PeerCertificates[0].SerialNumber })
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_, err = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("five", "x"))
-	return serial, err
-}
-
-// dialTLS makes a connection that tells seen of each handshake.
-func dialTLS(i *redistest.Authority, address, client string, seen func(tls.ConnectionState)) *grpc.ClientConn {
-	i.Helper()
-	c := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: i.Pool()}
-	c.VerifyConnection = func(s tls.ConnectionState) error {
-		seen(s)
-		return nil
-	}
-	if client != "" {
-		pair, err := tls.LoadX509KeyPair(i.File(client+".crt"), i.File(client+".key"))
-		if err != nil {
-			i.Fatal(err)
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(c)))
-	if err != nil {
-		i.Fatal(err)
-	}
-	return conn
-}
-
 // Only clients with the right certificate are answered, and a new certificate is served without dropping a call.
 func TestServerTLS(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
-	i.Leaf("envoy", time.Hour, "*.example")
-	i.Leaf("stranger", time.Hour, "stranger.example")
-	rules := rulesFile(t, fleetRules)
-	s := serve(t, []string{
-		"GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=" + i.File("server.crt"), "GRPC_SERVER_TLS_KEY=" + i.File("server.key"),
-		"GRPC_CLIENT_TLS_CACERT=" + i.File("ca.crt"), "GRPC_CLIENT_TLS_SAN=envoy.example",
-	}, "--config", rules, "--log-level=error")
-	before, err := callTLS(i, s.rpc, "envoy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, client := range []string{"", "stranger"} {
-		if _, err := callTLS(i, s.rpc, client); err == nil {
-			t.Errorf("client %q was answered", client)
-		}
-	}
-	handshakes := 0
-	open := dialTLS(i, s.rpc, "envoy", func(tls.ConnectionState) { handshakes++ })
-	defer open.Close()
-	ask := func() {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if _, err := rls.NewRateLimitServiceClient(open).ShouldRateLimit(ctx, request("five", "x")); err != nil || handshakes != 1 {
-			t.Errorf("a call over the open connection: %v, %d handshakes", err, handshakes)
-		}
-	}
-	ask()
-	i.Leaf("server", time.Hour, "localhost")
-	s.eventually("the new certificate is served", func() bool {
-		ask()
-		after, err := callTLS(i, s.rpc, "envoy")
+	clients := map[string][]tls.Certificate{"envoy": {i.Leaf("envoy", time.Hour, "*.example")}, "stranger": {i.Leaf("stranger", time.Hour, "stranger.example")}, "": nil}
+	s := start(t, command(append(freePorts, "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT="+i.File("server.crt"), "GRPC_SERVER_TLS_KEY="+i.File("server.key"),
+		"GRPC_CLIENT_TLS_CACERT="+i.File("ca.crt"), "GRPC_CLIENT_TLS_SAN=envoy.example"), "serve", "--log-level=error"))
+	// dials makes a connection, and has the certificates that the server presents at each handshake.
+	dials := func(client string) (asks func() error, seen *[]string) {
+		seen = new([]string)
+		conn, err := grpc.NewClient("passthrough:///"+s.rpc, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+			MinVersion: tls.VersionTLS12, RootCAs: i.Pool(), Certificates: clients[client],
+			VerifyConnection: func(s tls.ConnectionState) error {
+				*seen = append(*seen, s.PeerCertificates[0].SerialNumber.String())
+				return nil
+			},
+		})))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return after.Cmp(before) != 0
+		t.Cleanup(func() { conn.Close() })
+		return func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, asking(descriptor(1, "five", "x")))
+			return err
+		}, seen
+	}
+	for _, client := range []string{"", "stranger"} {
+		if asks, _ := dials(client); asks() == nil {
+			t.Errorf("client %q was answered", client)
+		}
+	}
+	asks, open := dials("envoy")
+	if err := asks(); err != nil {
+		t.Fatal(err)
+	}
+	i.Leaf("server", time.Hour, "localhost")
+	s.eventually("the new certificate is served", func() bool {
+		asksAnew, seen := dials("envoy")
+		if err := errors.Join(asks(), asksAnew()); err != nil {
+			t.Fatal(err)
+		}
+		return (*seen)[0] != (*open)[0]
 	})
-	ask()
+	if err := asks(); err != nil || len(*open) != 1 {
+		t.Errorf("a call over the open connection: %v, %d handshakes", err, len(*open))
+	}
 }
 
 // A ring outlives the certificates of its nodes and their authority, which are read again when they change.

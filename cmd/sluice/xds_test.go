@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -23,72 +21,71 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// managementServer serves what snapshots say, over ADS.
-func managementServer(t *testing.T, options ...grpc.ServerOption) (address string, snapshots cache.SnapshotCache, manager *grpc.Server) {
+// manager is a management server that serves what snapshots say, over ADS. It has the certificate xds.crt, for clients of
+// the authority, and those have node.crt.
+type manager struct {
+	*redistest.Authority
+	*grpc.Server
+	snapshots cache.SnapshotCache
+	env       []string // of a node
+}
+
+func newManager(t *testing.T) *manager {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	i := redistest.NewAuthority(t)
+	i.Leaf("node", time.Hour, "node")
+	certified := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{i.Leaf("xds", time.Hour, "*.example")},
+		ClientCAs: i.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
 	}
-	snapshots = cache.NewSnapshotCache(true, cache.IDHash{}, nil)
-	manager = grpc.NewServer(options...)
-	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
-	go func() { _ = manager.Serve(l) }()
-	t.Cleanup(manager.Stop)
-	return l.Addr().String(), snapshots, manager
+	l := listens(t)
+	m := &manager{i, grpc.NewServer(grpc.Creds(credentials.NewTLS(certified))), cache.NewSnapshotCache(true, cache.IDHash{}, nil), []string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
+		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
+	}}
+	discovery.RegisterAggregatedDiscoveryServiceServer(m.Server, server.NewServer(context.Background(), m.snapshots, nil))
+	go func() { _ = m.Serve(l) }()
+	t.Cleanup(m.Stop)
+	return m
 }
 
 // push has a node's rules be these.
-func push(t *testing.T, snapshots cache.SnapshotCache, node string, rules ...types.Resource) {
+func (m *manager) push(t *testing.T, node string, rules ...types.Resource) {
 	t.Helper()
 	snapshot, err := cache.NewSnapshot(strings.Repeat("1", 1+len(rules)), map[resource.Type][]types.Resource{resource.RateLimitConfigType: rules})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := snapshots.SetSnapshot(context.Background(), node, snapshot); err != nil {
+	if err := errors.Join(err, m.snapshots.SetSnapshot(context.Background(), node, snapshot)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// serverCredentials are those of xds.crt, for clients of the authority that ask for its name, or of a new node.crt.
-func serverCredentials(i *redistest.Authority) grpc.ServerOption {
-	i.Helper()
-	flags := tlsFlags{Use: true, Cert: i.File("xds.crt"), Key: i.File("xds.key"), ClientCA: i.File("ca.crt")}
-	security, err := flags.read(time.Now())
-	if err != nil {
-		i.Fatal(err)
-	}
-	security.Certificates = append([]tls.Certificate{i.Leaf("node", time.Hour, "node")}, security.Certificates...)
-	return grpc.Creds(credentials.NewTLS(security))
-}
-
-// With rules from a management server over TLS the binary is unhealthy until
-// they come, and by its setting until they have a domain. It then keeps them.
+// With rules from a management server over TLS the binary is unhealthy until they come, and by its setting until they
+// have a domain. It then keeps them. When the server ends, the log does not blame the settings of a stream that worked.
 func TestRulesFromAServer(t *testing.T) {
-	i := redistest.NewAuthority(t)
-	i.Leaf("xds", time.Hour, "*.example")
-	address, snapshots, _ := managementServer(t, serverCredentials(i))
-	s := serve(t, []string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
-		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "XDS_CLIENT_BACKOFF_MAX_INTERVAL=5s", "DRAIN_TIME=0s", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true",
-	})
-	push(t, snapshots, "n1")
+	m := newManager(t)
+	s := serve(t, append(m.env, "CONFIG_GRPC_XDS_NODE_ID=n1", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"))
+	m.push(t, "n1")
 	s.eventually("an empty push has come", func() bool { return s.metric("ratelimit_service_config_load_success") == 1 })
-	if s.healthy() || s.post("five", "x") != http.StatusOK || s.healthy() {
+	if s.healthy() || !s.admits(1, "five", "x") || s.healthy() {
 		t.Error("healthy with rules of no domain")
 	}
-	push(t, snapshots, "n1", &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
+	m.push(t, "n1", &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
 		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
 	}})
 	s.eventually("the rules have come", s.healthy)
 	for i := range 8 {
-		if admitted := s.post("five", "x") == http.StatusOK; admitted != (i < 5) {
+		if admitted := s.admits(1, "five", "x"); admitted != (i < 5) {
 			t.Errorf("request %d of 5 was admitted: %t", i+1, admitted)
 		}
 	}
-	push(t, snapshots, "n1")
+	m.push(t, "n1")
 	s.eventually("unhealthy without a domain again", func() bool { return !s.healthy() })
+	m.Stop()
+	s.logs("an earlier stream worked")
+	if strings.Contains(s.log(), "CONFIG_GRPC_XDS_CLIENT_TLS_CERT") {
+		t.Errorf("the log blames the client's certificate:\n%s", s.log())
+	}
 }
 
 // After its management server listens again, a node asks it within two seconds, however long it was away.
@@ -99,25 +96,6 @@ func TestBackoffOfTheManagementServer(t *testing.T) {
 	}
 	if b := f.backoff(); b.First > b.Longest || time.Duration(float64(b.Longest)*(1+b.Spread)) > 2*time.Second || b.Spread == 0 {
 		t.Errorf("pauses: %+v", b)
-	}
-}
-
-// When a management server ends, the log does not blame the settings of a stream that worked.
-func TestEndOfAManagementServer(t *testing.T) {
-	i := redistest.NewAuthority(t)
-	i.Leaf("xds", time.Hour, "xds.example")
-	address, snapshots, manager := managementServer(t, serverCredentials(i))
-	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
-	s := serve(t, []string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "DRAIN_TIME=0s",
-		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
-	})
-	s.eventually("the rules have come", s.healthy)
-	manager.Stop()
-	s.eventually("the end is logged", func() bool { return strings.Contains(s.log(), "an earlier stream worked") })
-	if strings.Contains(s.log(), "CONFIG_GRPC_XDS_CLIENT_TLS_CERT") {
-		t.Errorf("the log blames the client's certificate:\n%s", s.log())
 	}
 }
 
@@ -155,29 +133,22 @@ func TestMetadataOfANode(t *testing.T) {
 // A management server that cannot be trusted, or does not trust this node, is
 // named with the setting to check; no rules come from it.
 func TestBadXDSCertificates(t *testing.T) {
-	i, stranger := redistest.NewAuthority(t), redistest.NewAuthority(t)
-	i.Leaf("xds", time.Hour, "xds.example")
+	m, stranger := newManager(t), redistest.NewAuthority(t)
 	stranger.Leaf("node", time.Hour, "node")
-	address, snapshots, _ := managementServer(t, serverCredentials(i))
-	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
-	good := []string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
-		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
-		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
-	}
+	m.push(t, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
+	const of = "CONFIG_GRPC_XDS_"
 	for name, c := range map[string]struct {
 		bad  []string
 		want string
 	}{
-		"unknown authority": {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + stranger.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN="}, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is \"" + stranger.File("ca.crt")},
-		"another name":      {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_SAN=other.example"}, "CONFIG_GRPC_XDS_SERVER_TLS_SAN is other.example"},
-		"a stranger":        {[]string{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + stranger.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + stranger.File("node.key")}, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is \"" + stranger.File("node.crt")},
+		"unknown authority": {[]string{of + "SERVER_TLS_CACERT=" + stranger.File("ca.crt"), of + "SERVER_TLS_SAN="}, of + `SERVER_TLS_CACERT, which is "` + stranger.File("ca.crt")},
+		"another name":      {[]string{of + "SERVER_TLS_SAN=other.test"}, of + "SERVER_TLS_SAN is other.test"},
+		"a stranger":        {[]string{of + "CLIENT_TLS_CERT=" + stranger.File("node.crt"), of + "CLIENT_TLS_KEY=" + stranger.File("node.key")}, of + `CLIENT_TLS_CERT, which is "` + stranger.File("node.crt")},
 		"a large push":      {[]string{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES=10"}, "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is 10"},
-		"no TLS":            {[]string{"CONFIG_GRPC_XDS_SERVER_USE_TLS=false"}, "CONFIG_GRPC_XDS_SERVER_USE_TLS, which is false"},
+		"no TLS":            {[]string{of + "SERVER_USE_TLS=false"}, of + "SERVER_USE_TLS, which is false"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, append(good[:len(good):len(good)], c.bad...))
+			s := serve(t, append(m.env[:len(m.env):len(m.env)], c.bad...))
 			s.eventually("the log names "+c.want, func() bool {
 				return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want)
 			})
