@@ -219,7 +219,13 @@ descriptors:
 	}
 	b.open(page) // again: what was drawn is still there
 	b.eventually("a page that is opened anew has the past", line)
-	b.order()
+	const names = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"
+	const seen = "document.querySelector('#rules tbody tr').cells[4].innerText + document.querySelector('#cards').innerText"
+	order, figures := b.eval(names), b.eval(seen)
+	b.eventually("figures change", seen+" !== "+fmt.Sprintf("%q", figures))
+	if now := b.eval(names); now != order || strings.Count(order, ",") != 2 {
+		t.Errorf("the rules were in the order %s, and are in the order %s", order, now)
+	}
 	b.pictures("load")
 
 	if all {
@@ -327,18 +333,6 @@ func (b *browser) pictures(scene string) {
 		}
 	}
 	b.window(1280, 900, false)
-}
-
-// order looks whether lines of tables keep their places while their figures change.
-func (b *browser) order() {
-	b.Helper()
-	const rules = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"
-	const seen = "document.querySelector('#rules tbody tr').cells[4].innerText + document.querySelector('#cards').innerText"
-	first, figures := b.eval(rules), b.eval(seen)
-	b.eventually("figures change", seen+" !== "+fmt.Sprintf("%q", figures))
-	if now := b.eval(rules); now != first || strings.Count(first, ",") != 2 {
-		b.Errorf("the rules were in the order %s, and are in the order %s", first, now)
-	}
 }
 
 const hourlyRules = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n"

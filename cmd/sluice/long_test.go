@@ -158,7 +158,38 @@ func TestNoFalseAlarm(t *testing.T) {
 	}
 	f := newFleet(t, 3, setup{rules: rules, store: aRedis(t), ring: 3})
 	prometheus := f.prometheus("deploy/prometheus/alerts.yaml")
-	watched := f.demo(ctx)
+	var watched []string // debug ports; first those of the demo
+	lab, err := program.Build("sluicelab", "cmd/sluicelab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, lab, "demo", "--for="+quiet.String(), "--rate=100", "--nodes=2", "--no-envoy")
+	cmd.Env = append(os.Environ(), "SLUICE_BINARY="+os.Args[0], "SLUICE_RUN_MAIN=1")
+	file := t.TempDir() + "/demo"
+	out, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var text []byte
+	f.nodes[0].eventually("the demo runs", func() bool {
+		text, _ = os.ReadFile(file)
+		return strings.Contains(string(text), " explain --debug")
+	})
+	for _, m := range regexp.MustCompile(`http://(\S+)/console`).FindAllStringSubmatch(string(text), -1) {
+		watched = append(watched, m[1])
+	}
+	if len(watched) != 2 || ctx.Err() != nil {
+		t.Fatalf("the demo has the nodes %q", watched)
+	}
 	for _, n := range f.nodes {
 		watched = append(watched, n.debug)
 	}
@@ -220,40 +251,4 @@ func TestNoFalseAlarm(t *testing.T) {
 	if least := int(quiet.Seconds()) * 400; decided < least {
 		t.Errorf("%d decisions, which are fewer than %d", decided, least)
 	}
-}
-
-// demo runs the demo, and returns the debug ports of its nodes.
-func (f *fleet) demo(ctx context.Context) (nodes []string) {
-	lab, err := program.Build("sluicelab", "cmd/sluicelab")
-	if err != nil {
-		f.Fatal(err)
-	}
-	cmd := exec.CommandContext(ctx, lab, "demo", "--for="+quiet.String(), "--rate=100", "--nodes=2", "--no-envoy")
-	cmd.Env = append(os.Environ(), "SLUICE_BINARY="+os.Args[0], "SLUICE_RUN_MAIN=1")
-	file := f.TempDir() + "/demo"
-	out, err := os.Create(file)
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer out.Close()
-	cmd.Stdout = out
-	if err := cmd.Start(); err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	var text []byte
-	f.nodes[0].eventually("the demo runs", func() bool {
-		text, _ = os.ReadFile(file)
-		return strings.Contains(string(text), " explain --debug")
-	})
-	for _, m := range regexp.MustCompile(`http://(\S+)/console`).FindAllStringSubmatch(string(text), -1) {
-		nodes = append(nodes, m[1])
-	}
-	if len(nodes) != 2 || ctx.Err() != nil {
-		f.Fatalf("the demo has the nodes %q", nodes)
-	}
-	return nodes
 }

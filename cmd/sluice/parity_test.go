@@ -232,39 +232,6 @@ type paritySection struct {
 	statistics map[string]int // nil: none are looked at; of what is negative, at least so much
 }
 
-// parityScript reads the sections.
-func parityScript(t *testing.T) (all []paritySection) {
-	t.Helper()
-	for line := range strings.Lines(read(t, "cmd/sluice/testdata/parity/exchanges.txt")) {
-		line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), "  # ")
-		if line == "" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		if title, ok := strings.CutPrefix(line, "== "); ok {
-			all = append(all, paritySection{title: title})
-			continue
-		}
-		x := &all[len(all)-1]
-		if request, want, ok := strings.Cut(line, " => "); ok {
-			x.exchanges = append(x.exchanges, exchange{request, want})
-			continue
-		}
-		name, value, _ := strings.Cut(line, " = ")
-		n, err := strconv.Atoi(value)
-		if err != nil {
-			t.Fatalf("what is %q?", line)
-		}
-		if x.statistics == nil {
-			x.statistics = map[string]int{}
-		}
-		x.statistics[name] = n
-	}
-	if len(all) < 12 || len(all[0].exchanges) < 60 || len(all[0].statistics) < 40 {
-		t.Fatalf("%d sections, %d exchanges", len(all), len(all[0].exchanges))
-	}
-	return all
-}
-
 // newStatsd is a statsd server for one client. env has a node send all at its end. compare ends the node, and compares
 // the sum of each name; of times, how many there were.
 func newStatsd(t *testing.T) (env []string, compare func(t *testing.T, s *sluice, wanted map[string]int)) {
@@ -309,7 +276,35 @@ func newStatsd(t *testing.T) (env []string, compare func(t *testing.T, s *sluice
 // store, in every mode, over gRPC and /json. What is asked of three nodes in turn is answered as one node answers it:
 // requests, charges after the fact, refunds and peeks, each at whichever node it arrives.
 func TestParity(t *testing.T) {
-	script, root := parityScript(t), t.TempDir()
+	var script []paritySection
+	for line := range strings.Lines(read(t, "cmd/sluice/testdata/parity/exchanges.txt")) {
+		line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), "  # ")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if title, ok := strings.CutPrefix(line, "== "); ok {
+			script = append(script, paritySection{title: title})
+			continue
+		}
+		x := &script[len(script)-1]
+		if request, want, ok := strings.Cut(line, " => "); ok {
+			x.exchanges = append(x.exchanges, exchange{request, want})
+			continue
+		}
+		name, value, _ := strings.Cut(line, " = ")
+		n, err := strconv.Atoi(value)
+		if err != nil {
+			t.Fatalf("what is %q?", line)
+		}
+		if x.statistics == nil {
+			x.statistics = map[string]int{}
+		}
+		x.statistics[name] = n
+	}
+	if len(script) < 12 || len(script[0].exchanges) < 60 || len(script[0].statistics) < 40 {
+		t.Fatalf("%d sections, %d exchanges", len(script), len(script[0].exchanges))
+	}
+	root := t.TempDir()
 	exchanges := slices.Concat(script[0].exchanges, script[1].exchanges)
 	// A RUNTIME_ROOT as in their image, with files of any extension, and other files next to it.
 	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(read(t, "cmd/sluice/testdata/parity/rules.yaml")))
@@ -364,7 +359,33 @@ func TestParity(t *testing.T) {
 				if store != "memory" {
 					wanted["ratelimit.redis_pool.cx_total"], wanted["ratelimit.redis_pool.cx_local_close"] = -4, -1
 				}
-				sends(t, parityRun{exchanges: exchanges}, wanted, func(t *testing.T, s *sluice) { parityIsShown(t, s, store != "memory") })
+				sends(t, parityRun{exchanges: exchanges}, wanted, func(t *testing.T, s *sluice) {
+					_, stats := s.get(s.debug + "/stats")
+					if open := regexp.MustCompile(`redis_pool\.cx_active: [1-9]`).MatchString(stats); open != (store != "memory") {
+						t.Errorf("connections to Redis are open: %t", open)
+					}
+					for page, lines := range map[string][]string{
+						"/stats":    {"ratelimit.service.rate_limit.parity.near.total_hits: 74\n"},
+						"/rlconfig": {"parity.user_v*p: unit=DAY requests_per_unit=4"},
+						"/metrics": {
+							`ratelimit_service_rate_limit_total_hits{domain="parity",key1="deep",key2="er"} 1`,
+							`ratelimit_service_rate_limit_near_limit{domain="parity",key1="near",key2=""} 8`,
+							`ratelimit_service_rate_limit_over_limit{domain="parity",key1="near",key2=""} 34`,
+							`ratelimit_service_rate_limit_within_limit{domain="files",key1="named_x",key2=""} 1`,
+							`ratelimit_service_rate_limit_shadow_mode{domain="parity",key1="shadow",key2=""} 1`,
+							`ratelimit_service_should_rate_limit_error{err_type="service_error"} 4`,
+							`ratelimit_service_config_load_success 1`,
+							`ratelimit_service_config_load_error 0`,
+						},
+					} {
+						_, text := s.get(s.debug + page)
+						for _, line := range lines {
+							if !strings.Contains(text, line) {
+								t.Errorf("%s has no line %s", page, line)
+							}
+						}
+					}
+				})
 				json := parityRun{env: env, routing: mode == "routing", store: of.store, exchanges: exchanges, json: true}
 				json.answer(t)
 			})
@@ -390,35 +411,5 @@ func TestParity(t *testing.T) {
 			}
 			p.answer(t)
 		})
-	}
-}
-
-// parityIsShown compares what the debug port shows after the exchanges.
-func parityIsShown(t *testing.T, s *sluice, stored bool) {
-	t.Helper()
-	_, stats := s.get(s.debug + "/stats")
-	if open := regexp.MustCompile(`redis_pool\.cx_active: [1-9]`).MatchString(stats); open != stored {
-		t.Errorf("connections to Redis are open: %t", open)
-	}
-	for page, lines := range map[string][]string{
-		"/stats":    {"ratelimit.service.rate_limit.parity.near.total_hits: 74\n"},
-		"/rlconfig": {"parity.user_v*p: unit=DAY requests_per_unit=4"},
-		"/metrics": {
-			`ratelimit_service_rate_limit_total_hits{domain="parity",key1="deep",key2="er"} 1`,
-			`ratelimit_service_rate_limit_near_limit{domain="parity",key1="near",key2=""} 8`,
-			`ratelimit_service_rate_limit_over_limit{domain="parity",key1="near",key2=""} 34`,
-			`ratelimit_service_rate_limit_within_limit{domain="files",key1="named_x",key2=""} 1`,
-			`ratelimit_service_rate_limit_shadow_mode{domain="parity",key1="shadow",key2=""} 1`,
-			`ratelimit_service_should_rate_limit_error{err_type="service_error"} 4`,
-			`ratelimit_service_config_load_success 1`,
-			`ratelimit_service_config_load_error 0`,
-		},
-	} {
-		_, text := s.get(s.debug + page)
-		for _, line := range lines {
-			if !strings.Contains(text, line) {
-				t.Errorf("%s has no line %s", page, line)
-			}
-		}
 	}
 }

@@ -37,10 +37,28 @@ descriptors:
 	f := newFleet(t, 3, setup{rules: rules, store: aRedis(t), ring: 3})
 	prometheus := f.prometheus()
 	first := f.nodes[0]
+	// query is how many series with a value there are. Prometheus must understand it.
+	query := func(q string) (n int) {
+		t.Helper()
+		_, text := first.get(prometheus + "/api/v1/query?query=" + url.QueryEscape(q))
+		var body struct {
+			Status string
+			Data   struct{ Result []struct{ Value [2]any } }
+		}
+		if err := json.Unmarshal([]byte(text), &body); err != nil || body.Status != "success" {
+			t.Fatalf("%s: %s (%v)", q, text, err)
+		}
+		for _, series := range body.Data.Result {
+			if series.Value[1] != "NaN" {
+				n++
+			}
+		}
+		return n
+	}
 	// An increase from a counter's first value is not seen: it is there before.
 	text := read(t, "docs/reference/runbooks.md") + strings.ReplaceAll(read(t, "deploy/prometheus/alerts.yaml"), `\"`, `"`)
 	for _, m := range regexp.MustCompile(`increase\((sluice_[^\[]*)\[`).FindAllStringSubmatch(text, -1) {
-		first.eventually(m[1]+" is there before it grows", func() bool { return first.query(prometheus, m[1]) > 0 })
+		first.eventually(m[1]+" is there before it grows", func() bool { return query(m[1]) > 0 })
 	}
 	// The nodes decide under every rule, and the store hangs for a moment now and then.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -89,7 +107,7 @@ descriptors:
 		t.Errorf("%d queries on all dashboards", len(missing))
 	}
 	for end := time.Now().Add(patience); len(missing) > 0 && time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		missing = slices.DeleteFunc(missing, func(q string) bool { return first.query(prometheus, q) > 0 })
+		missing = slices.DeleteFunc(missing, func(q string) bool { return query(q) > 0 })
 	}
 	for _, q := range missing {
 		t.Errorf("no data for %s", q)
@@ -101,7 +119,7 @@ descriptors:
 		t.Fatal(err)
 	}
 	for _, a := range file.Groups[0].Rules {
-		first.query(prometheus, a.Expr) // understood; most have nothing to say
+		query(a.Expr) // understood; most have nothing to say
 	}
 }
 
@@ -140,25 +158,4 @@ func (f *fleet) prometheus(rules ...string) (address string) {
 		return code == http.StatusOK
 	})
 	return address
-}
-
-// query returns how many series with a value there are; a query that Prometheus refuses ends
-// the test.
-func (s *sluice) query(address, q string) int {
-	s.Helper()
-	_, text := s.get(address + "/api/v1/query?query=" + url.QueryEscape(q))
-	var body struct {
-		Status string
-		Data   struct{ Result []struct{ Value [2]any } }
-	}
-	if err := json.Unmarshal([]byte(text), &body); err != nil || body.Status != "success" {
-		s.Fatalf("%s: %s (%v)", q, text, err)
-	}
-	n := 0
-	for _, series := range body.Data.Result {
-		if series.Value[1] != "NaN" {
-			n++
-		}
-	}
-	return n
 }

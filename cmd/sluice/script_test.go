@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -90,6 +91,7 @@ func playScripts(t *testing.T, dir, kind string) {
 			f := &fleet{TB: t, file: filepath.Join(e.WorkDir, "rules.yaml"), setup: setup{env: []string{"LOG_LEVEL=info"}}}
 			e.Values["scripted"] = &scripted{fleet: f, kind: kind}
 			e.Setenv("EXAMPLE", exampleRequest)
+			e.Setenv("SLUICE", os.Args[0])
 			e.Setenv("FREE", freePort(t))
 			many := "domain,descriptor,limit\n"
 			for i := range 2010 {

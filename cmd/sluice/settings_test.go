@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -165,55 +164,6 @@ func TestSettingsPage(t *testing.T) {
 	}
 }
 
-// No form of a secret is printed.
-func TestSettingsMaskSecrets(t *testing.T) {
-	for env, values := range map[string]string{
-		"ADMIN_TOKEN": "hunter2", "PEER_SECRET": "hunter2", "REDIS_AUTH": "hunter2", "REDIS_SENTINEL_AUTH": "hunter2",
-		"HOLD_KEYS": "hunter2hunter2hunter2", "REDIS_URL": "user:hunter2@r:6379",
-		"STORE_URL": "postgres://db/limits?user=u&password=hunter2 postgres://u@db/limits?sslpassword=hunter2 " +
-			"redis://:hunter2@a:1,redis://:hunter2@b:1 redis://u:1/hunter2@r:1 password=hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "token:hunter2",
-	} {
-		t.Run(env, func(t *testing.T) {
-			for value := range strings.FieldsSeq(values) {
-				t.Setenv(env, value)
-				_, out, errs := runLine("settings")
-				if !strings.Contains(out, env) || strings.Contains(out+errs, "hunter2") {
-					t.Errorf("of %s it is shown: %s", value, errs)
-				}
-			}
-		})
-	}
-}
-
-func TestBadSettingsFiles(t *testing.T) {
-	dir := t.TempDir()
-	for text, want := range map[string]string{
-		"ports: {prot: 1}\n":            `:1: section "ports" has no setting "prot"; did you mean 'port'?`,
-		"port: {port: 1}\n":             `:1: there is no section "port"`,
-		"\nports: {port: http}\n":       `--port: expected a valid 16 bit uint but got "http"`,
-		"ports: [1]\n":                  ":1: this must be a map of names",
-		"a":                             ":1: this must be a map of names",
-		"store:\n  redis_url: [a, b]\n": ":2: redis_url must be a single value",
-		"ports: {port: 1, PORT: 2}\n":   ":1: PORT is set twice",
-		"ports: {rlqs: false}\n":        ":1: rlqs is \"false\", and this release does not have it: unset it",
-		"store: {grpc_port: 1}\n":       `section "store" has no setting "grpc_port"`,
-		"log: {log_level: loud}\n":      "LOG_LEVEL",
-		"limits: {max_memory: 1GB}\n":   "MAX_MEMORY",
-		"log: {log_level: warn}\n---\nanswers: {shadow_mode: true}\n": ":2: here starts a second document",
-		"log: {log_level: warn}\n---\n[":                              "here starts a second document",
-		"ports: {port: 1\n":                                           "--settings",
-	} {
-		file := filepath.Join(dir, "sluice.yaml")
-		writeFile(t, file, text)
-		if code, _, errs := runLine("settings", "--settings", file); code == 0 || !strings.Contains(errs, want) || len(errs) > 4<<10 {
-			t.Errorf("%.40q: %d %.300s, want %s", text, code, errs, want)
-		}
-	}
-	if code, _, errs := runLine("settings", "--settings", filepath.Join(dir, "none")); code == 0 || !strings.Contains(errs, "no such file") {
-		t.Errorf("%d %s", code, errs)
-	}
-}
-
 // The ring's own budgets for outages follow the wall clock, as the base's do.
 func TestClockOfANodeInARing(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
@@ -256,39 +206,6 @@ func TestAPanicIsOfOneRequest(t *testing.T) {
 func TestEachCommandHasExamples(t *testing.T) {
 	t.Setenv("ADMIN_TOKEN", "x")
 	sluicetest.Examples(t, "sluice", new(commands), programOptions()...)
-}
-
-// The script for bash, as bash runs it; for zsh and fish, where they are installed, that they can read theirs.
-func TestCompletion(t *testing.T) {
-	dir := t.TempDir()
-	for _, shell := range []string{"bash", "zsh", "fish"} {
-		code, script, errs := runLine("completion", shell)
-		if code != 0 || !strings.Contains(script, "sluice completion-words") {
-			t.Errorf("%s: %d %s\n%.500s", shell, code, errs, script)
-		}
-		file := filepath.Join(dir, shell)
-		writeFile(t, file, script)
-		if _, err := exec.LookPath(shell); err != nil {
-			continue
-		}
-		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
-			t.Errorf("%s does not read its script: %v\n%s", shell, err, out)
-		}
-	}
-	for line, want := range map[string]string{
-		"sluice ch": "check", "sluice check --str": "--strict", "sluice expl": "explain", "sluice explain --deb": "--debug",
-		"sluice completion z": "zsh", "sluice admin re": "reset", "sluice --vers": "--version",
-	} {
-		words := strings.Fields(line)
-		script := fmt.Sprintf("sluice() { SLUICE_RUN_MAIN=1 %s \"$@\"; }; source %s; COMP_WORDS=(%s); COMP_CWORD=%d; _sluice; echo \"${COMPREPLY[*]}\"", os.Args[0], filepath.Join(dir, "bash"), line, len(words)-1)
-		out, err := exec.Command("bash", "-c", script).CombinedOutput()
-		if err != nil || strings.TrimSpace(string(out)) != want {
-			t.Errorf("%s is completed with %s (%v), want %s", line, out, err, want)
-		}
-	}
-	if code, _, errs := runLine("completion", "tcsh"); code != 2 || !strings.Contains(errs, "bash") {
-		t.Errorf("of a shell that is not known: %d %s", code, errs)
-	}
 }
 
 func TestCalledAsRatelimit(t *testing.T) {
