@@ -190,16 +190,32 @@ func TestClockOfANodeInARing(t *testing.T) {
 	}
 }
 
-// A limiter that fails, fails the request, and no more.
-func TestAPanicIsOfOneRequest(t *testing.T) {
-	type fails struct{ ratelimit.Limiter }
-	s := &split{of: func(a *ratelimit.Ask) int { return int(a.Cost) }, all: []ratelimit.Limiter{&fails{}, &fails{}}}
+// broken is a limiter that fails, and counts what is taken back.
+type broken struct {
+	ratelimit.Limiter
+	undone ratelimit.Tokens
+}
+
+func (b *broken) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, _ []ratelimit.Verdict) {
+	for _, a := range asks {
+		b.undone += a.Cost
+	}
+}
+
+// A limiter that fails, fails the request, and no more. What is taken back, is by the limiter that decided it.
+func TestLimitersAreApart(t *testing.T) {
+	odd, even := &broken{}, &broken{}
+	s := &split{of: func(a *ratelimit.Ask) int { return int(a.Cost % 2) }, all: []ratelimit.Limiter{even, odd}}
+	asks, verdicts := []ratelimit.Ask{{Cost: 1}, {Cost: 2}, {Cost: 3}}, make([]ratelimit.Verdict, 3)
+	if s.Undo(0, asks, verdicts); odd.undone != 4 || even.undone != 2 {
+		t.Errorf("of the odd %d are undone, and of the even %d", odd.undone, even.undone)
+	}
 	defer func() {
 		if recover() == nil {
 			t.Error("the request does not fail")
 		}
 	}()
-	s.Decide(t.Context(), 0, []ratelimit.Ask{{Cost: 0}, {Cost: 1}}, make([]ratelimit.Verdict, 2))
+	s.Decide(t.Context(), 0, asks, verdicts)
 }
 
 // Each command says what it is for, and has examples that are command lines of it.

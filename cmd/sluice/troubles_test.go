@@ -149,7 +149,8 @@ descriptors:
 					asked++
 					ask(x, asked)
 					return is(slices.DeleteFunc(x.nodes[0].problems(x.nodes[0].debug), func(p problem) bool {
-						return busy && (p.Runbook == "slow" || p.Runbook == "fallback-active") // it is
+						machine := []string{"slow", "fallback-active", "store-slow"}
+						return busy && p.Runbook != trouble.lead && slices.Contains(machine, p.Runbook) // it is
 					}))
 				}
 			}
