@@ -1,16 +1,23 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	goflag "flag" // flag is a function here
+	"encoding/json"
+	goflag "flag"
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -341,5 +348,197 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 				t.Errorf("the advice is %q", advice)
 			}
 		})
+	}
+}
+
+// Late replies of the store, and keys without a place, are in the log at once, and then once a minute.
+func TestLateRepliesAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	w := outageWatch{log: slog.New(slog.NewTextHandler(&log, nil))}
+	var s ratelimit.LimiterStats
+	for range 130 { // looks, one a second
+		s.Fallbacks[ratelimit.FallbackDeadline] += 2
+		s.Fallbacks[ratelimit.FallbackTableFull]++ // which is the same count
+		s.Overflow++
+		w.look(s, false)
+	}
+	for text, n := range map[string]int{
+		"later than store_deadline: on_store_failure decided\" decisions=2\n": 1, "decisions=120\n": 2,
+		"the table of keys is full": 3, "decisions_without_a_place=60": 2,
+	} {
+		if got := strings.Count(log.String(), text); got != n {
+			t.Errorf("%q is there %d times, want %d:\n%s", text, got, n, &log)
+		}
+	}
+}
+
+// hall is the registry of a store.
+type hall struct {
+	store.Store
+	all  []store.Registration
+	gone []string // nodes that were taken out
+}
+
+func (c *hall) Register(_ context.Context, node, text string) ([]store.Registration, error) {
+	if text == "" {
+		c.gone = append(c.gone, node)
+	}
+	return c.all, nil
+}
+
+// A node that crashed stays in the list, as silent, and counts no longer after a minute. A process at its address
+// replaces it. The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
+func TestNodesAreCounted(t *testing.T) {
+	said := func(debug string, ago time.Duration) store.Registration {
+		return store.Registration{Node: debug + ago.String(), Text: fmt.Sprintf(`{"debug": %q, "every": 2}`, debug), Ago: ago}
+	}
+	c := &hall{all: []store.Registration{
+		said("here:6070", 0), said("there:6070", time.Second), said("hung:6070", time.Minute/2), said("dead:6070", 3*time.Hour), said("here:6070", 4*time.Hour),
+	}}
+	r := newRegistry(c, 1)
+	r.register(t.Context(), "here:6070", "{}")
+	var silent []string
+	nodes := r.all().Nodes
+	for _, n := range nodes {
+		if n.Silent {
+			silent = append(silent, n.Debug)
+		}
+	}
+	if n := r.count(); n != 3 || len(nodes) != 4 || strings.Join(silent, " ") != "dead:6070 hung:6070" {
+		t.Errorf("%d nodes count, %d are listed, and silent are %v", n, len(nodes), silent)
+	}
+	if strings.Join(c.gone, " ") != "here:60704h0m0s" {
+		t.Errorf("taken out: %v", c.gone)
+	}
+	c.all = nil
+	for i := range 2 * mostNodes {
+		c.all = append(c.all, store.Registration{Node: fmt.Sprint(i), Text: "{}"})
+	}
+	r.register(t.Context(), "here:6070", "{}")
+	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
+		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
+	}
+}
+
+// In an outage, each node shows what its policy admits of the worst key, and what is declared. It names the busiest
+// keys. What all nodes show together is no less than what was admitted.
+func TestOutageShowsItsHighestWindow(t *testing.T) {
+	t.Parallel()
+	const rules = "domain: d\ndescriptors: [{key: local, coordination: {on_store_failure: local, max_nodes: 3}, rate_limit: {unit: day, requests_per_unit: 90}}]\n"
+	f := newFleet(t, 3, setup{rules: rules, store: aRedis(t)})
+	admitted := int(f.load("local", 1, 60, 0, 1, 2))
+	f.redis.Signal(syscall.SIGSTOP)
+	admitted += int(f.load("local", 1, 400, 0, 1, 2))
+	used, alone := 0, f.total("sluice_worst_key_by_policy_tokens")
+	for _, n := range f.nodes {
+		_, text := n.get(n.debug + "/console/state")
+		var s struct {
+			Rules []struct {
+				Highest  int `json:"highest_window"`
+				Declared int `json:"declared_in_outage"`
+			}
+			Hottest []struct{ Account string }
+		}
+		if err := json.Unmarshal([]byte(text), &s); err != nil || len(s.Rules) != 1 || len(s.Hottest) != 1 {
+			t.Fatalf("%v: %s", err, text)
+		}
+		if r := s.Rules[0]; r.Highest > r.Declared || r.Highest < 60 || !strings.Contains(s.Hottest[0].Account, "local=x") {
+			t.Errorf("%+v", s)
+		}
+		used = max(used, n.metric("sluice_window_used_tokens"))
+	}
+	if used+alone < admitted || admitted <= 90 || alone == 0 {
+		t.Errorf("%d of 90 were admitted; %d are shown as used, and %d as admitted by policy", admitted, used, alone)
+	}
+}
+
+// 50 clients peek, and charge 5,000 of 10,000 when they are done. The record says how much was used, how much of it
+// beyond the limit, and that it was charged after the fact; also of nodes that were killed.
+func TestAuditOfCharges(t *testing.T) {
+	const limit, cost, clients = 10_000, 5000, 50
+	const rules = `domain: d
+coordination: {audit: true, on_store_failure: closed, on_deny: charge}
+descriptors:
+  - {key: fixed, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: quiet, coordination: {audit: false}, rate_limit: {unit: year, requests_per_unit: 10000}}
+`
+	f := newFleet(t, 0, setup{rules: patient(rules), store: aRedis(t)})
+	var files []string
+	for i := range 3 {
+		files = append(files, filepath.Join(t.TempDir(), fmt.Sprint(i)))
+		f.join("AUDIT_FILE=" + files[i])
+	}
+	f.untilWhole()
+	for _, of := range []string{"fixed", "sliding", "bucket", "quiet"} {
+		for i := range clients {
+			if !f.nodes[i%3].admits(0, of, "k") {
+				t.Errorf("%s: client %d is refused, and nothing was used", of, i)
+			}
+		}
+		var all sync.WaitGroup
+		for i := range clients {
+			all.Go(func() { f.nodes[i%3].admits(cost, of, "k") })
+		}
+		all.Wait()
+		if f.nodes[0].admits(0, of, "k") {
+			t.Errorf("%s: %d are used of %d, and a peek passes", of, clients*cost, limit)
+		}
+	}
+	// replayed are the windows that sluice audit prints, by their rules; none if it fails.
+	replayed := func() map[string]audit.Window {
+		code, out, _ := runLine(append([]string{"audit", "--json"}, files...)...)
+		all := map[string]audit.Window{}
+		for line := range strings.Lines(out) {
+			var w struct {
+				audit.Window
+				Held bool `json:"held"`
+			}
+			if err := json.Unmarshal([]byte(line), &w); err != nil || !w.Held || code != 0 {
+				return nil
+			}
+			all[strings.TrimPrefix(w.Rule, "d.")] = w.Window
+		}
+		return all
+	}
+	f.nodes[0].eventually("what is refused is told now and then", func() bool {
+		w := replayed()
+		decided := func(of string) ratelimit.Tokens { return w[of].Admitted + w[of].Refused }
+		return min(w["fixed"].Spent, w["sliding"].Spent, w["bucket"].Taken) >= clients*cost &&
+			min(decided("fixed"), decided("sliding"), decided("bucket")) >= clients*cost
+	})
+	for _, p := range f.nodes {
+		p.ends(syscall.SIGKILL)
+	}
+	windows := replayed()
+	if len(windows) != 3 {
+		t.Errorf("%d windows", len(windows))
+	}
+	for _, of := range []string{"fixed", "sliding", "bucket"} {
+		w := windows[of]
+		t.Logf("%s: %+v", of, w.Totals)
+		// What the nodes had in hand when they were killed may have been used, too.
+		inHand, spent := w.Taken-clients*cost, w.Spent
+		if of == "bucket" {
+			spent = w.Taken // what is granted for a request that waits is not reported again
+		}
+		if inHand < 0 || inHand > limit/10 || spent != clients*cost || w.Beyond != w.Sum-limit {
+			t.Errorf("%s: %+v", of, w.Totals)
+		}
+		if w.Admitted+w.Refused != clients*cost || w.Admitted > limit || w.RefusedCharged != w.Refused {
+			t.Errorf("%s: of %d tokens, %+v", of, clients*cost, w.Decided)
+		}
+		if w.Debt != w.Beyond || w.Charged < w.Beyond || w.Beyond < clients*cost-limit || w.Over != 0 || w.Limit != limit || w.Holders < 3 {
+			t.Errorf("%s: %+v", of, w)
+		}
+	}
+	code, out, errs := runLine(append([]string{"audit", "--rule=fixed", "--events"}, files...)...)
+	for _, want := range []string{
+		fmt.Sprintf("Charged after the fact beyond the limits: %d.", windows["fixed"].Debt), `"kind":"draw"`, `"kind":"charge"`, `"kind":"refused"`, "held",
+	} {
+		if code != 0 || !strings.Contains(out, want) || strings.Contains(out, "sliding") {
+			t.Errorf("%q is not in: %d %s\n%s", want, code, errs, out)
+		}
 	}
 }

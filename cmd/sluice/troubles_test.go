@@ -18,22 +18,6 @@ import (
 var exercise = goflag.String("exercise", "", "a directory: TestTroubles describes each fleet in a file there, and keeps "+
 	"its trouble for half an hour, or until there is a file of that name with .done; unset: each is cured at once")
 
-// trouble is a thing that goes wrong, and the lead by which an operator finds it.
-type trouble struct {
-	lead  string   // the console's first problem, by its runbook
-	says  []string // its text has these
-	also  []string // problems that may follow from it
-	cause func(*troubled)
-	ask   func(x *troubled, i int) // nil: a request under a limit
-	cure  func(*troubled)          // nil: there is none within a minute
-}
-
-// troubled is a fleet in a trouble. Its store is behind a proxy.
-type troubled struct {
-	*fleet
-	server slowStore
-}
-
 // problem is one of the console's.
 type problem struct{ What, Detail, Runbook string }
 
@@ -58,6 +42,20 @@ descriptors:
   - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000}}
   - {key: model, hold: {amount: 2}, rate_limit: {unit: day, requests_per_unit: 1000}}
 `
+	// troubled is a fleet in a trouble. Its store is behind a proxy.
+	type troubled struct {
+		*fleet
+		server slowStore
+	}
+	// trouble is a thing that goes wrong, and the lead by which an operator finds it.
+	type trouble struct {
+		lead  string   // the console's first problem, by its runbook
+		says  []string // its text has these
+		also  []string // problems that may follow from it
+		cause func(*troubled)
+		ask   func(x *troubled, i int) // nil: a request under a limit
+		cure  func(*troubled)          // nil: there is none within a minute
+	}
 	troubles := map[string]trouble{
 		"a slow store": {
 			lead: "store-slow", says: []string{"A reply of the store takes ", "store_deadline of the rules is 100 ms", "The fastest took at least"},

@@ -15,7 +15,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
@@ -221,5 +228,143 @@ func TestPeersPresentNewCertificates(t *testing.T) {
 	}
 	if caller, called = meet(); caller.Cmp(want) != 0 || called.Cmp(want) != 0 {
 		t.Errorf("the peers present %v and %v, want the new certificate %v", caller, called, want)
+	}
+}
+
+// manager is a management server that serves what snapshots say, over ADS. It has the certificate xds.crt, for clients of
+// the authority, and those have node.crt.
+type manager struct {
+	*redistest.Authority
+	*grpc.Server
+	snapshots cache.SnapshotCache
+	env       []string // of a node
+}
+
+func newManager(t *testing.T) *manager {
+	t.Helper()
+	i := redistest.NewAuthority(t)
+	i.Leaf("node", time.Hour, "node")
+	certified := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{i.Leaf("xds", time.Hour, "*.example")},
+		ClientCAs: i.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+	}
+	l := listens(t)
+	m := &manager{i, grpc.NewServer(grpc.Creds(credentials.NewTLS(certified))), cache.NewSnapshotCache(true, cache.IDHash{}, nil), []string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
+		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
+	}}
+	discovery.RegisterAggregatedDiscoveryServiceServer(m.Server, server.NewServer(context.Background(), m.snapshots, nil))
+	go func() { _ = m.Serve(l) }()
+	t.Cleanup(m.Stop)
+	return m
+}
+
+// push has a node's rules be these.
+func (m *manager) push(t *testing.T, node string, rules ...types.Resource) {
+	t.Helper()
+	snapshot, err := cache.NewSnapshot(strings.Repeat("1", 1+len(rules)), map[resource.Type][]types.Resource{resource.RateLimitConfigType: rules})
+	if err := errors.Join(err, m.snapshots.SetSnapshot(context.Background(), node, snapshot)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// With rules from a management server over TLS the binary is unhealthy until they come, and by its setting until they
+// have a domain. It then keeps them. When the server ends, the log does not blame the settings of a stream that worked.
+func TestRulesFromAServer(t *testing.T) {
+	m := newManager(t)
+	s := serve(t, append(m.env, "CONFIG_GRPC_XDS_NODE_ID=n1", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"))
+	m.push(t, "n1")
+	s.eventually("an empty push has come", func() bool { return s.metric("ratelimit_service_config_load_success") == 1 })
+	if s.healthy() || !s.admits(1, "five", "x") || s.healthy() {
+		t.Error("healthy with rules of no domain")
+	}
+	m.push(t, "n1", &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
+		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
+	}})
+	s.eventually("the rules have come", s.healthy)
+	for i := range 8 {
+		if admitted := s.admits(1, "five", "x"); admitted != (i < 5) {
+			t.Errorf("request %d of 5 was admitted: %t", i+1, admitted)
+		}
+	}
+	m.push(t, "n1")
+	s.eventually("unhealthy without a domain again", func() bool { return !s.healthy() })
+	m.Stop()
+	s.logs("an earlier stream worked")
+	if strings.Contains(s.log(), "CONFIG_GRPC_XDS_CLIENT_TLS_CERT") {
+		t.Errorf("the log blames the client's certificate:\n%s", s.log())
+	}
+}
+
+// After its management server listens again, a node asks it within two seconds, however long it was away.
+func TestBackoffOfTheManagementServer(t *testing.T) {
+	var f xdsFlags
+	if _, err := kong.Must(&f).Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	if b := f.backoff(); b.First > b.Longest || time.Duration(float64(b.Longest)*(1+b.Spread)) > 2*time.Second || b.Spread == 0 {
+		t.Errorf("pauses: %+v", b)
+	}
+}
+
+// The end of a stream that worked is not the fault of this node's settings.
+func TestAdviceOnStreams(t *testing.T) {
+	f := &xdsFlags{UseTLS: true, Cert: "node.crt"}
+	for _, c := range []struct {
+		text   string
+		worked bool
+		want   string
+	}{
+		{"error reading from server: EOF", false, `CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is "node.crt": the server may refuse it`},
+		{"error reading from server: EOF", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"read: connection reset by peer", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"error reading server preface: EOF", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"dial tcp 10.0.0.1:18001: connect: connection refused", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"dial tcp 10.0.0.1:18001: connect: connection refused", false, "CONFIG_GRPC_XDS_SERVER_URL"},
+		{"remote error: tls: bad certificate", true, `CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is "node.crt": the server refuses it`},
+	} {
+		if got := f.advise(errors.New(c.text), c.worked); got != c.want {
+			t.Errorf("%s, worked %t: %s", c.text, c.worked, got)
+		}
+	}
+}
+
+func TestMetadataOfANode(t *testing.T) {
+	for text, want := range map[string]any{`{"a":1}`: 1.0, "a:b,c=d": "b", "a=b": "b"} {
+		m, err := (&xdsFlags{Metadata: text}).metadata()
+		if err != nil || m["a"] != want {
+			t.Errorf("%s: %v %v", text, m, err)
+		}
+	}
+}
+
+// A management server that cannot be trusted, or does not trust this node, is
+// named with the setting to check; no rules come from it.
+func TestBadXDSCertificates(t *testing.T) {
+	m, stranger := newManager(t), redistest.NewAuthority(t)
+	stranger.Leaf("node", time.Hour, "node")
+	m.push(t, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
+	const of = "CONFIG_GRPC_XDS_"
+	for name, c := range map[string]struct {
+		bad  []string
+		want string
+	}{
+		"unknown authority": {[]string{of + "SERVER_TLS_CACERT=" + stranger.File("ca.crt"), of + "SERVER_TLS_SAN="}, of + `SERVER_TLS_CACERT, which is "` + stranger.File("ca.crt")},
+		"another name":      {[]string{of + "SERVER_TLS_SAN=other.test"}, of + "SERVER_TLS_SAN is other.test"},
+		"a stranger":        {[]string{of + "CLIENT_TLS_CERT=" + stranger.File("node.crt"), of + "CLIENT_TLS_KEY=" + stranger.File("node.key")}, of + `CLIENT_TLS_CERT, which is "` + stranger.File("node.crt")},
+		"a large push":      {[]string{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES=10"}, "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is 10"},
+		"no TLS":            {[]string{of + "SERVER_USE_TLS=false"}, of + "SERVER_USE_TLS, which is false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(m.env[:len(m.env):len(m.env)], c.bad...))
+			s.eventually("the log names "+c.want, func() bool {
+				return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want)
+			})
+			if s.healthy() {
+				t.Error("healthy without rules")
+			}
+		})
 	}
 }
