@@ -290,7 +290,7 @@ func (s *sluice) send(q *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	return s.client.ShouldRateLimit(ctx, q)
 }
 
-// admits asks for hits of a key, which the node must answer; for 0 it peeks, and for fewer than none it refunds.
+// admits sends a request with hits of a key, which the node must answer; 0 is a peek, and fewer than none are a refund.
 func (s *sluice) admits(hits int, key, value string) bool {
 	s.Helper()
 	a, err := s.send(asking(descriptor(hits, key, value)))
