@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,7 +26,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
 // The first request after health succeeds finds a connection to the store: dialling would take longer than a decision
@@ -83,30 +81,6 @@ func TestDrain(t *testing.T) {
 	s.eventually("a node that drains counts the others", func() bool { return redis.Do("HLEN", "sluice:nodes") == int64(1) })
 	conn.Close()            // the watch is a call under way
 	s.ends(syscall.SIGTERM) // a second one ends the wait
-}
-
-// An error repeats a line of what came at most.
-func TestHostileErrorsAreShort(t *testing.T) {
-	s := serve(t, nil)
-	long := strings.Repeat("x", 100_000)
-	quoted, err := json.Marshal(long + "\n" + long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, body := range []string{
-		long, `{` + string(quoted) + `:1}`, `{"domain":` + long, `{"domain":"d","descriptors":[{"limit":{"unit":` + string(quoted[:100_000]) + `"}}]}`,
-		`{"domain":"d","descriptors":[{"entries":[{"key":"k"}],"hitsAddend":"` + long + `"}]}`, strings.Repeat("[", 100_000),
-	} {
-		code, answer, err := hostile.Post(s.http, body)
-		if err != nil || code != http.StatusBadRequest || len(answer) > 300 || strings.Count(answer, "\n") > 1 {
-			t.Errorf("%.40s...: %d, %d bytes (%v): %.300s", body, code, len(answer), err, answer)
-		}
-	}
-	for _, path := range []string{"/explain?domain=" + long[:10_000] + "&entry=a", "/explain?domain=d&entry=" + "=" + long[:10_000]} {
-		if code, answer := s.get(s.debug + path); code != http.StatusBadRequest || len(answer) > 300 {
-			t.Errorf("%.40s...: %d, %d bytes", path, code, len(answer))
-		}
-	}
 }
 
 // spanSink is an OpenTelemetry collector.
