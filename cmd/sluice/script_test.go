@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -44,6 +46,7 @@ var scriptCommands map[string]scriptCommand
 func init() {
 	scriptCommands = map[string]scriptCommand{
 		"store":   (*scripted).doStore,   // [redis|postgres|etcd [ARG...]|cluster|none] starts one; [kill|run|stop|cont]; [do COMMAND...] of a Redis
+		"trust":   (*scripted).doTrust,   // NAME LEAF[=HOST]... makes an authority and certificates, in the folder $NAME
 		"fleet":   (*scripted).doFleet,   // N [ring=N] [SETTING...] starts nodes with rules.yaml instead of those there are, and waits until they are healthy
 		"join":    (*scripted).doJoin,    // [SETTING...] starts one more
 		"serve":   (*scripted).doServe,   // [SETTING...] [FLAG...] starts a node with no other settings but free ports
@@ -181,7 +184,19 @@ func (s *scripted) doStore(out io.Writer, _ []*sluice, args []string) error {
 		s.store = startStore(s.TB, what, args[min(1, len(args)):]...)
 		s.redis, _ = s.store.(*redistest.Server)
 		s.script.Setenv("STORE_URL", s.store.URL())
+		_, address, _ := strings.Cut(s.store.URL(), "://")
+		s.script.Setenv("STORE", address)
 	}
+	return nil
+}
+
+func (s *scripted) doTrust(_ io.Writer, _ []*sluice, args []string) error {
+	a := redistest.NewAuthority(s.TB)
+	for _, leaf := range args[1:] {
+		name, host, _ := strings.Cut(leaf, "=")
+		a.Sign(name, &x509.Certificate{DNSNames: strings.Fields(host), NotAfter: time.Now().Add(time.Hour)})
+	}
+	s.script.Setenv(args[0], filepath.Dir(a.File("ca.crt")))
 	return nil
 }
 

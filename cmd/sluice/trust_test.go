@@ -3,14 +3,11 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"log/slog"
 	"math/big"
 	"net"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,72 +26,6 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
-
-// Passwords, users, TLS and client certificates reach Redis as the settings say; where one of them is wrong, decisions
-// are fallbacks, and the log says why without the secret.
-func TestRedisSettings(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	servers, clients := redistest.NewAuthority(t), redistest.NewAuthority(t)
-	servers.Sign("server", &x509.Certificate{DNSNames: []string{"server"}, NotAfter: time.Now().Add(time.Hour)}) // not for 127.0.0.1
-	servers.Leaf("client", time.Hour)
-	clients.Leaf("client", time.Hour)
-	clientCert, clientKey, stranger := clients.File("client.crt"), clients.File("client.key"), servers.File("client.crt")
-	tlsPort := freePort(t)
-	socket := filepath.Join(dir, "redis.sock")
-	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", servers.File("server.crt"), "--tls-key-file", servers.File("server.key"),
-		"--tls-ca-cert-file", clients.File("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)
-	r.Do("ACL", "SETUSER", "me", "on", ">hunter3", "~*", "&*", "+@all")
-	r.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter2")
-	rules := rulesFile(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
-	tlsEnv := []string{
-		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
-		"REDIS_AUTH=hunter2",
-	}
-	overTLS := func(more ...string) []string {
-		return slices.Concat([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv, more)
-	}
-	const anyName = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"
-	for name, c := range map[string]struct {
-		env  []string
-		sees string // in the log; "" means that the store works
-	}{
-		"password":     {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2"}, ""},
-		"user":         {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=me:hunter3"}, ""},
-		"uri":          {[]string{"REDIS_URL=redis://me:hunter3@" + r.Addr + "/0"}, ""},
-		"socket":       {[]string{"REDIS_URL=" + socket, "REDIS_SOCKET_TYPE=unix", "REDIS_AUTH=hunter2"}, ""},
-		"tls":          {overTLS(anyName), ""},
-		"tls by uri":   {append([]string{"REDIS_URL=rediss://127.0.0.1:" + tlsPort, anyName}, tlsEnv[1:]...), ""},
-		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
-		"a colon":      {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter:9"}, `check REDIS_AUTH: it has a user, of 6 bytes before the first colon`},
-		"bad uri":      {[]string{"REDIS_URL=redis://me:hunter9@" + r.Addr, "REDIS_AUTH=hunter2"}, `check REDIS_URL: its user is \"me\", and it has a password: true`},
-		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
-		"bad name":     {overTLS(), "check REDIS_URL: the server's certificate is for another name"},
-		"stranger":     {overTLS("REDIS_TLS_CACERT="+clients.File("ca.crt"), anyName), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
-		"refused cert": {overTLS("REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), anyName), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
-		"no TLS there": {overTLS("REDIS_URL=" + r.Addr), "check REDIS_URL, and REDIS_TLS, which is true"},
-		"no cluster":   {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2", "REDIS_TYPE=CLUSTER"}, `REDIS_TYPE, which is \"CLUSTER\"`},
-		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := serve(t, c.env, "--config", rules)
-			if !s.admits(1, "k", name) {
-				t.Error("the first request is refused")
-			}
-			s.eventually("the store is used, or the log says why not", func() bool {
-				s.admits(1, "k", name)
-				if c.sees != "" {
-					return strings.Contains(s.log(), c.sees)
-				}
-				return s.metric(`sluice_decision_sources_total{source="claim"}`) > 0 // the first may come before a TLS connection
-			})
-			if strings.Contains(s.log(), "hunter") {
-				t.Errorf("a secret is in the log:\n%s", s.log())
-			}
-		})
-	}
-}
 
 // A renewed client certificate is used for the next connection to Redis, and a broken one never.
 func TestRedisClientCertificateIsRenewed(t *testing.T) {
