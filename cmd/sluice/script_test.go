@@ -45,21 +45,21 @@ var scriptCommands map[string]scriptCommand
 
 func init() {
 	scriptCommands = map[string]scriptCommand{
-		"store":   (*scripted).doStore,   // [redis|postgres|etcd [ARG...]|cluster|none] starts one; [kill|run|stop|cont]; [do COMMAND...] of a Redis
-		"trust":   (*scripted).doTrust,   // NAME LEAF[=HOST]... makes an authority and certificates, in the folder $NAME
-		"fleet":   (*scripted).doFleet,   // N [ring=N] [SETTING...] starts nodes with rules.yaml instead of those there are, and waits until they are healthy
-		"join":    (*scripted).doJoin,    // [SETTING...] starts one more
-		"serve":   (*scripted).doServe,   // [SETTING...] [FLAG...] starts a node with no other settings but free ports
-		"sluice":  (*scripted).doSluice,  // [SETTING...] ARG... runs the program
-		"limit":   (*scripted).doLimit,   // ARG... runs sluice limit for a node, with its token
-		"ask":     (*scripted).doAsk,     // REQUEST, as in testdata/parity, prints an answer a node
-		"hold":    (*scripted).doHold,    // NAME REQUEST asks, and has what is held as $NAME
-		"admits":  (*scripted).doAdmits,  // LEAST-MOST of N ENTRY... asks each entry N times, at the nodes in turn
-		"call":    (*scripted).doCall,    // METHOD [PORT]PATH [Header:value...] [BODY] prints the status and the body
-		"metric":  (*scripted).doMetric,  // NAME N|>N, the sum of a metric's series
-		"logs":    (*scripted).doLogs,    // REGEXP, in the log of each
-		"ends":    (*scripted).doEnds,    // [SIGNAL] waits until a node has ended; fails if it ends with an error
-		"until":   (*scripted).doUntil,   // [!] COMMAND ... [-- REGEXP] repeats a command until it succeeds, and prints so
+		"store":  (*scripted).doStore,  // [redis|postgres|etcd [ARG...]|cluster|none] starts one; [kill|run|stop|cont]; [do COMMAND...] of a Redis
+		"trust":  (*scripted).doTrust,  // NAME LEAF[=HOST]... makes an authority and certificates, in the folder $NAME
+		"fleet":  (*scripted).doFleet,  // N [ring=N] [SETTING...] starts nodes with rules.yaml instead of those there are, and waits until they are healthy
+		"join":   (*scripted).doJoin,   // [SETTING...] starts one more
+		"serve":  (*scripted).doServe,  // [SETTING...] [FLAG...] starts a node with no other settings but free ports
+		"sluice": (*scripted).doSluice, // [SETTING...] ARG... runs the program
+		"limit":  (*scripted).doLimit,  // ARG... runs sluice limit for a node, with its token
+		"ask":    (*scripted).doAsk,    // REQUEST, as in testdata/parity, prints an answer a node
+		"hold":   (*scripted).doHold,   // NAME REQUEST asks, and has what is held as $NAME
+		"admits": (*scripted).doAdmits, // LEAST-MOST of N ENTRY... asks each entry N times, at the nodes in turn
+		"call":   (*scripted).doCall,   // METHOD [PORT]PATH [Header:value...] [BODY] prints the status and the body
+		"metric": (*scripted).doMetric, // NAME N|>N, the sum of a metric's series
+		"logs":   (*scripted).doLogs,   // REGEXP, in the log of each
+		"ends":   (*scripted).doEnds,   // [SIGNAL] waits until a node has ended; fails if it ends with an error
+		"until":  (*scripted).doUntil,  // [!] COMMAND ... [-- REGEXP] repeats a command until it succeeds, and prints so
 	}
 }
 
