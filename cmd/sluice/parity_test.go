@@ -168,13 +168,14 @@ func (s *sluice) overJSON(q *rls.RateLimitRequest) string {
 
 // parityRun is one server that is started with environment only, as a container is, and what it must answer.
 type parityRun struct {
-	env       []string
-	routing   bool
-	exchanges []exchange
-	json      bool
-	nodes     int                           // of a fleet, which are asked in turn; 0: one
-	store     *redistest.Server             // where nothing is to be learned, of those that env names; nil: somewhere
-	after     func(t *testing.T, s *sluice) // if the exchanges went well
+	env        []string
+	routing    bool
+	exchanges  []exchange
+	json       bool
+	nodes      int                           // of a fleet, which are asked in turn; 0: one
+	store      *redistest.Server             // where nothing is to be learned, of those that env names; nil: somewhere
+	look       func(t *testing.T, s *sluice) // at the node afterwards; nil: nothing is to be seen
+	statistics map[string]int                // that it sends; nil: none
 }
 
 // parityRuns makes accounts new ones in each run.
@@ -182,8 +183,19 @@ var parityRuns atomic.Int64
 
 // answer starts the server and compares the exchanges with it. Decisions wait for the store as long as they
 // may, also in mode approx, which drifts after 2 ms otherwise. A late one is no part of parity (there it would
-// be an error), and fails the test.
+// be an error): on a busy machine the run is repeated.
 func (p parityRun) answer(t *testing.T) {
+	t.Helper()
+	for range 4 {
+		if p.plays(t) {
+			return
+		}
+	}
+	t.Error("decisions were made without the store, or drifted, in each run")
+}
+
+// plays says false if a decision was late.
+func (p parityRun) plays(t *testing.T) bool {
 	t.Helper()
 	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
 	if p.store != nil {
@@ -193,8 +205,13 @@ func (p parityRun) answer(t *testing.T) {
 	if p.routing {
 		with.ring = max(1, p.nodes)
 	}
+	statsd, compare := newStatsd(t)
+	if p.statistics != nil {
+		with.env = append(with.env, statsd...)
+	}
 	all := newFleet(t, max(1, p.nodes), with).nodes
 	left := regexp.MustCompile(` left \d+`)
+	var wrong []string
 	for i, x := range p.exchanges {
 		ask := all[i%len(all)].overGRPC
 		if p.json {
@@ -205,20 +222,28 @@ func (p parityRun) answer(t *testing.T) {
 			got, want = left.ReplaceAllString(got, ""), left.ReplaceAllString(want, "")
 		}
 		if got != want && (!strings.HasPrefix(x.want, "error: ") || !strings.Contains(got, x.want[len("error: "):])) {
-			t.Errorf("%s\n got  %s\n want %s", x.request, got, x.want)
+			wrong = append(wrong, fmt.Sprintf("%s\n got  %s\n want %s", x.request, got, x.want))
 		}
 	}
+	late := 0
 	for _, s := range all {
-		if n := s.decidedAlone() + s.metric(`sluice_decision_sources_total{source="drift"}`); n != 0 {
-			t.Errorf("%d decisions were made without the store, or drifted", n)
-		}
+		late += s.decidedAlone() + s.metric(`sluice_decision_sources_total{source="drift"}`)
+		defer s.cmd.Process.Kill()
 	}
-	if p.after != nil {
-		p.after(t, all[0])
+	if late > 0 {
+		t.Logf("%d decisions were made without the store, or drifted; %d answers differ", late, len(wrong))
+		return false
 	}
-	for _, s := range all {
-		_ = s.cmd.Process.Kill()
+	for _, w := range wrong {
+		t.Error(w)
 	}
+	if p.look != nil {
+		p.look(t, all[0])
+	}
+	if p.statistics != nil {
+		compare(t, all[0], p.statistics)
+	}
+	return true
 }
 
 // exchange is a request and what must be answered: see parseRequest and describeAnswer.
@@ -342,16 +367,6 @@ func TestParity(t *testing.T) {
 	} {
 		for _, mode := range []string{"leasing", "routing", "approx"} {
 			env := slices.Concat(files, of.env, []string{"COORDINATION_MODE=" + mode})
-			// sends has a run's node send its statistics to a server, and compares them.
-			sends := func(t *testing.T, p parityRun, wanted map[string]int, look func(t *testing.T, s *sluice)) {
-				statsd, compare := newStatsd(t)
-				p.env, p.routing, p.store = slices.Concat(statsd, p.env, env), mode == "routing", of.store
-				p.after = func(t *testing.T, s *sluice) {
-					look(t, s)
-					compare(t, s, wanted)
-				}
-				p.answer(t)
-			}
 			t.Run(store+"/"+mode, func(t *testing.T) {
 				t.Parallel() // a node on a store that has something to learn is not healthy for two seconds
 				wanted := maps.Clone(script[0].statistics)
@@ -359,7 +374,8 @@ func TestParity(t *testing.T) {
 				if store != "memory" {
 					wanted["ratelimit.redis_pool.cx_total"], wanted["ratelimit.redis_pool.cx_local_close"] = -4, -1
 				}
-				sends(t, parityRun{exchanges: exchanges}, wanted, func(t *testing.T, s *sluice) {
+				p := parityRun{env: env, routing: mode == "routing", store: of.store, exchanges: exchanges, statistics: wanted}
+				p.look = func(t *testing.T, s *sluice) {
 					_, stats := s.get(s.debug + "/stats")
 					if open := regexp.MustCompile(`redis_pool\.cx_active: [1-9]`).MatchString(stats); open != (store != "memory") {
 						t.Errorf("connections to Redis are open: %t", open)
@@ -385,9 +401,10 @@ func TestParity(t *testing.T) {
 							}
 						}
 					}
-				})
-				json := parityRun{env: env, routing: mode == "routing", store: of.store, exchanges: exchanges, json: true}
-				json.answer(t)
+				}
+				p.answer(t)
+				p.json, p.look, p.statistics = true, nil, nil
+				p.answer(t)
 			})
 			for _, g := range script[3:] {
 				if store != "single" && g.statistics == nil { // no store has a part in these
@@ -395,8 +412,9 @@ func TestParity(t *testing.T) {
 				}
 				t.Run(store+"/"+mode+"/"+g.title, func(t *testing.T) {
 					t.Parallel()
-					p := parityRun{env: strings.Fields(g.title), exchanges: g.exchanges}
-					sends(t, p, g.statistics, func(*testing.T, *sluice) {})
+					p := parityRun{env: slices.Concat(strings.Fields(g.title), env), routing: mode == "routing", store: of.store}
+					p.exchanges, p.statistics = g.exchanges, g.statistics
+					p.answer(t)
 				})
 			}
 		}
