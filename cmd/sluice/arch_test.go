@@ -1,10 +1,13 @@
 package main
 
 import (
+	goflag "flag"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,45 +19,80 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// Code reads the traits of a mode. Code that compares modes would need a list of all of them.
-func TestModesAreATable(t *testing.T) {
-	compares := regexp.MustCompile(`\bMode (==|!=)|(==|!=) ratelimit\.(Leasing|Routing|Approx)\b|case ratelimit\.(Leasing|Routing|Approx)\b`)
-	var files []string
-	eachGoFile(t, func(path string, test bool) {
-		text, err := os.ReadFile(path)
+// source is a file of code that is neither a test nor generated.
+type source struct{ name, text string }
+
+// inCore reports whether a file is of the core, and not for tests of it.
+func (s source) inCore() bool {
+	folder, rest, _ := strings.Cut(s.name, "/")
+	core := folder == "leasing" || folder == "routing" || folder == "approx" || folder == "ratelimit" && !strings.Contains(rest, "/")
+	return core && !strings.HasPrefix(s.name, "leasing/redistest/") && !strings.HasPrefix(s.name, "leasing/ledgertest/")
+}
+
+// sources are the files of the repository, of Go and Lua.
+func sources(t *testing.T) (all []source) {
+	t.Helper()
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != top {
+			return filepath.SkipDir
+		}
+		code := strings.HasSuffix(path, ".lua") || strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".pb.go")
+		if code && !strings.HasSuffix(path, "_test.go") {
+			name := strings.TrimPrefix(path, top)
+			all = append(all, source{name, read(t, name)})
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// inspect shows the syntax of files that are chosen.
+func inspect(t *testing.T, chosen func(source) bool, see func(place token.Position, n ast.Node)) {
+	t.Helper()
+	for _, s := range sources(t) {
+		if !chosen(s) || !strings.HasSuffix(s.name, ".go") {
+			continue
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, s.name, s.text, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name := strings.TrimPrefix(path, top); !test && compares.Match(text) {
-			files = append(files, name)
-		}
-	})
-	if len(files) > 3 {
-		t.Errorf("%d files compare modes, and at most 3 may: ask Mode.Spec(): %q", len(files), files)
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n != nil {
+				see(files.Position(n.Pos()), n)
+			}
+			return true
+		})
 	}
 }
 
-// inCore reports whether a file is of the core.
-func inCore(name string) bool {
-	folder, rest, _ := strings.Cut(name, "/")
-	return folder == "leasing" || folder == "routing" || folder == "approx" || folder == "ratelimit" && !strings.Contains(rest, "/")
-}
-
-// flatOnPurpose are structs of the core with more than 12 fields of their own.
-var flatOnPurpose = map[string]string{
-	"Event":        "a line of JSON, whose names are published",
-	"LeaseLook":    "an object of JSON, whose names are published",
-	"LimiterStats": "counts, each of which is a metric",
-	"RoutingStats": "counts, each of which is a metric",
-	"RuleCounters": "counts, each of which is a metric",
-	"Rule":         "what a configuration says of a rule",
+// Code reads the traits of a mode. Code that compares modes would need a list of all of them.
+func TestModesAreATable(t *testing.T) {
+	compares := regexp.MustCompile(`\bMode (==|!=)|(==|!=) ratelimit\.(Leasing|Routing|Approx)\b|case ratelimit\.(Leasing|Routing|Approx)\b`)
+	all := slices.DeleteFunc(sources(t), func(s source) bool { return !compares.MatchString(s.text) })
+	if len(all) > 3 {
+		for _, s := range all {
+			t.Errorf("%s compares modes, and at most 3 files may: ask Mode.Spec()", s.name)
+		}
+	}
 }
 
 // A struct of the core has at most 12 fields; others are put together under a name.
 func TestStructsHaveParts(t *testing.T) {
 	const most = 12
-	used := map[string]bool{}
-	eachOfTheCore(t, func(name string, n ast.Node) {
+	flatOnPurpose := map[string]string{
+		"Event":        "a line of JSON, whose names are published",
+		"LeaseLook":    "an object of JSON, whose names are published",
+		"LimiterStats": "counts, each of which is a metric",
+		"RoutingStats": "counts, each of which is a metric",
+		"RuleCounters": "counts, each of which is a metric",
+		"Rule":         "what a configuration says of a rule",
+	}
+	inspect(t, source.inCore, func(place token.Position, n ast.Node) {
 		spec, ok := n.(*ast.TypeSpec)
 		if !ok {
 			return
@@ -65,16 +103,15 @@ func TestStructsHaveParts(t *testing.T) {
 				fields += max(1, len(f.Names))
 			}
 		}
-		if flatOnPurpose[spec.Name.Name] != "" {
-			used[spec.Name.Name] = fields > most
-		} else if fields > most {
-			t.Errorf("%s: %s has %d fields, the most is %d: give those a name that belong together", name, spec.Name.Name, fields, most)
+		if fields > most && flatOnPurpose[spec.Name.Name] == "" {
+			t.Errorf("%s: %s has %d fields, the most is %d: give those a name that belong together", place, spec.Name.Name, fields, most)
+		}
+		if fields > most {
+			delete(flatOnPurpose, spec.Name.Name)
 		}
 	})
 	for name := range flatOnPurpose {
-		if !used[name] {
-			t.Errorf("%s is listed as flat on purpose, and is not", name)
-		}
+		t.Errorf("%s is listed as flat on purpose, and is not", name)
 	}
 }
 
@@ -82,7 +119,7 @@ func TestStructsHaveParts(t *testing.T) {
 // functions that are not ours, and tests, may say true.
 func TestNoCallSaysTrue(t *testing.T) {
 	takesBool := map[string]bool{}
-	eachOfTheCore(t, func(_ string, n ast.Node) {
+	inspect(t, source.inCore, func(_ token.Position, n ast.Node) {
 		f, ok := n.(*ast.FuncDecl)
 		if !ok {
 			return
@@ -93,7 +130,7 @@ func TestNoCallSaysTrue(t *testing.T) {
 			}
 		}
 	})
-	eachOfTheCore(t, func(name string, n ast.Node) {
+	inspect(t, source.inCore, func(place token.Position, n ast.Node) {
 		c, ok := n.(*ast.CallExpr)
 		if !ok {
 			return
@@ -107,7 +144,7 @@ func TestNoCallSaysTrue(t *testing.T) {
 		}
 		for _, a := range c.Args {
 			if id, ok := a.(*ast.Ident); ok && takesBool[called] && (id.Name == "true" || id.Name == "false") {
-				t.Errorf("%s: a call of %s says %s: say what that is", name, called, id.Name)
+				t.Errorf("%s: a call of %s says %s: say what that is", place, called, id.Name)
 			}
 		}
 	})
@@ -116,94 +153,80 @@ func TestNoCallSaysTrue(t *testing.T) {
 // A line of the product has one thought. An assignment sets at most two things, unless they are a call's results or
 // change places. A statement before the condition of an if sets a name that the condition uses.
 func TestOneThoughtInALine(t *testing.T) {
-	uses := func(n ast.Node, names map[string]bool) (found bool) {
+	// uses reports whether a node has a name that an assignment sets.
+	uses := func(n ast.Node, a *ast.AssignStmt) (found bool) {
 		ast.Inspect(n, func(n ast.Node) bool {
-			id, ok := n.(*ast.Ident)
-			found = found || ok && names[id.Name]
+			for _, x := range a.Lhs {
+				set, isName := x.(*ast.Ident)
+				id, ok := n.(*ast.Ident)
+				found = found || isName && ok && id.Name == set.Name
+			}
 			return true
 		})
 		return found
 	}
-	eachGoFile(t, func(path string, test bool) {
-		name := strings.TrimPrefix(path, top)
-		if test || strings.HasPrefix(name, "bench/") || strings.HasSuffix(name, ".pb.go") {
-			return
-		}
-		files := token.NewFileSet()
-		f, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			set := map[string]bool{}
-			switch n := n.(type) {
-			case *ast.AssignStmt:
-				for _, x := range n.Lhs {
-					if id, ok := x.(*ast.Ident); ok {
-						set[id.Name] = true
-					}
-				}
-				rotates := slices.ContainsFunc(n.Rhs, func(x ast.Expr) bool { return uses(x, set) })
-				if n.Tok == token.ASSIGN && len(n.Rhs) > 2 && !rotates {
-					t.Errorf("%s sets %d things: give each a line", files.Position(n.Pos()), len(n.Rhs))
-				}
-			case *ast.IfStmt:
-				if n.Init == nil {
-					break
-				}
-				if a, ok := n.Init.(*ast.AssignStmt); ok {
-					for _, x := range a.Lhs {
-						if id, ok := x.(*ast.Ident); ok {
-							set[id.Name] = true
-						}
-					}
-				}
-				if !uses(n.Cond, set) {
-					t.Errorf("%s: the condition does not use what is before it: give that a line", files.Position(n.Pos()))
-				}
+	product := func(s source) bool { return !strings.HasPrefix(s.name, "bench/") }
+	inspect(t, product, func(place token.Position, n ast.Node) {
+		switch n := n.(type) {
+		case *ast.AssignStmt:
+			rotates := slices.ContainsFunc(n.Rhs, func(x ast.Expr) bool { return uses(x, n) })
+			if n.Tok == token.ASSIGN && len(n.Rhs) > 2 && !rotates {
+				t.Errorf("%s sets %d things: give each a line", place, len(n.Rhs))
 			}
-			return true
-		})
+		case *ast.IfStmt:
+			a, ok := n.Init.(*ast.AssignStmt)
+			if n.Init != nil && (!ok || !uses(n.Cond, a)) {
+				t.Errorf("%s: the condition does not use what is before it: give that a line", place)
+			}
+		}
 	})
 }
 
-// eachOfTheCore shows the syntax of the core's code, without that for tests.
-func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
-	t.Helper()
-	eachGoFile(t, func(path string, test bool) {
-		name := strings.TrimPrefix(path, top)
-		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/") {
-			return
+var writeBudgets = goflag.Bool("write-budgets", false, "write testdata/budgets.txt anew")
+
+// A package has the lines and decisions that testdata/budgets.txt gives it. A change that needs more says so there:
+//
+//	go test ./cmd/sluice -run TestBudgets -write-budgets
+func TestBudgets(t *testing.T) {
+	const budgetFile = "cmd/sluice/testdata/budgets.txt" // its lines have a package's name, its lines, and its decisions
+	literals := regexp.MustCompile("\"(?:\\\\.|[^\"\\\\\n])*\"|`[^`]*`")
+	decisions := map[string]*regexp.Regexp{
+		".go": regexp.MustCompile(`\b(?:if|case|for)\b|&&|\|\|`), ".lua": regexp.MustCompile(`\b(?:if|elseif|for|while|and|or)\b`),
+	}
+	comments := map[string]*regexp.Regexp{".go": regexp.MustCompile(`//.*`), ".lua": regexp.MustCompile(`--.*`)}
+	type weight struct{ lines, decisions int }
+	is, has := map[string]weight{}, map[string]weight{}
+	for _, s := range sources(t) {
+		w, kind := is[filepath.Dir(s.name)], filepath.Ext(s.name)
+		w.lines += strings.Count(s.text, "\n")
+		text := comments[kind].ReplaceAllString(literals.ReplaceAllString(s.text, `""`), "")
+		w.decisions += len(decisions[kind].FindAllString(text, -1))
+		is[filepath.Dir(s.name)] = w
+	}
+	for line := range strings.Lines(read(t, budgetFile)) {
+		var name string
+		var w weight
+		if _, err := fmt.Sscan(line, &name, &w.lines, &w.decisions); err != nil {
+			t.Fatalf("%s: %q: %v", budgetFile, line, err)
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
+		has[name] = w
+		if _, there := is[name]; !there && !*writeBudgets {
+			t.Errorf("budgets.txt has a budget for %s, where no package is", name)
+		}
+	}
+	table := ""
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		w := is[name]
+		table += fmt.Sprintf("%s %d %d\n", name, (w.lines/50+1)*50, (w.decisions/10+1)*10) // with room for small changes
+		if !*writeBudgets && (w.lines > has[name].lines || w.decisions > has[name].decisions) {
+			t.Errorf("%s has %d lines and %d decisions, and budgets.txt gives it %d and %d: cut it, or say so there (-write-budgets)",
+				name, w.lines, w.decisions, has[name].lines, has[name].decisions)
+		}
+	}
+	if *writeBudgets {
+		if err := os.WriteFile(top+budgetFile, []byte(table), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			if n != nil {
-				see(name, n)
-			}
-			return true
-		})
-	})
-}
-
-func eachGoFile(t *testing.T, f func(path string, test bool)) {
-	t.Helper()
-	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != top {
-			return filepath.SkipDir
-		}
-		if strings.HasSuffix(path, ".go") {
-			f(path, strings.HasSuffix(path, "_test.go"))
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -219,7 +242,8 @@ func TestREADME(t *testing.T) {
 	if !strings.Contains(makefile, "\ntest:") || !strings.Contains(read(t, ".ci/run"), "\nmake test\n") {
 		t.Error("make test is not what CI runs")
 	}
-	for i, block := range slices.Concat(fenced(readme, "yaml"), fenced(read(t, "docs/explain/approx.md"), "yaml"), []string{exampleConfig}) {
+	for i, block := range strings.Split(readme+read(t, "docs/explain/approx.md")+"```yaml\n"+exampleConfig, "```yaml\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
 		if !strings.Contains(block, "domain:") {
 			continue
 		}
@@ -228,13 +252,4 @@ func TestREADME(t *testing.T) {
 			t.Errorf("block %d: %v %v", i, problems, warnings)
 		}
 	}
-}
-
-// fenced returns the code blocks of a language.
-func fenced(markdown, language string) (blocks []string) {
-	for _, part := range strings.Split(markdown, "```"+language+"\n")[1:] {
-		block, _, _ := strings.Cut(part, "```")
-		blocks = append(blocks, block)
-	}
-	return blocks
 }

@@ -1,17 +1,24 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	goflag "flag"
 	"fmt"
+	"image/png"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
@@ -27,18 +34,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
-const peopleRules = `domain: d
-descriptors:
-  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
-  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 5}}
-  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 5}}
-  - {key: tier, value: "g*", descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 50}}]}
-  - {key: tier, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 10}}]}
-  - {key: drift, coordination: {mode: approx, drift_budget: 10%}, rate_limit: {unit: day, requests_per_unit: 1000}}
-  - {key: free, rate_limit: {unlimited: true}}
-  - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
-`
-
 // hostileValues are values that would be markup, script or worse if anything took them for it.
 var hostileValues = []string{
 	`<script>document.title='owned'</script>`, `"><img src=x onerror="document.title='owned'">`, `';document.title='owned';//`,
@@ -50,15 +45,19 @@ var hostileValues = []string{
 func TestDebugPortIsSafe(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter9")
-	rules := rulesFile(t, peopleRules+"  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n  - {key: '<b>k', value: '\"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}\n")
+	rules := rulesFile(t, `domain: d
+descriptors:
+  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: '<b>k', value: '"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}
+`)
 	s := serve(t, []string{"REDIS_URL=redis://:hunter9@" + redis.Addr, "ADMIN_TOKEN=hunter2", "PEER_SECRET=hunter3"}, "--config", rules)
-	client := s.overGRPC()
 	for _, v := range hostileValues {
 		q := asking(descriptor(1, "v", v), descriptor(1, "five", v), descriptor(1, v, v))
 		q.Descriptors[2].Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_DAY}
-		client(q)
+		s.overGRPC(q)
 		q.Domain = v
-		client(q)
+		s.overGRPC(q)
 	}
 	pages := []string{"/", "/console", "/console/console.js", "/console/page.js", "/console/charts.js", "/console/console.css", "/console/state", "/console/history", "/rlconfig", "/stats", "/ring", "/metrics", "/debug/pprof/cmdline"}
 	for _, v := range hostileValues {
@@ -90,46 +89,6 @@ func TestDebugPortIsSafe(t *testing.T) {
 				t.Errorf("%s %s without the token: %d", method, path, answer.StatusCode)
 			}
 		}
-	}
-}
-
-// The page, as a browser shows it: rules, keys, an explanation, and hostile values as the text that they are.
-func TestConsoleInABrowser(t *testing.T) {
-	t.Parallel()
-	b := newBrowser(t)
-	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t)}).nodes[0]
-	for _, v := range hostileValues {
-		for range 3 {
-			s.post("five", v)
-		}
-	}
-	for range 50 {
-		s.post("drift", "busy")
-	}
-	b.window(390, 844, false)
-	b.open("http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostileValues[0]))
-	dom := ""
-	s.eventually("the page shows what the node does", func() bool {
-		s.post("drift", "busy") // a key that is idle is not shown for long
-		dom = b.eval("document.documentElement.outerHTML")
-		// A chart's line needs two looks; by then the page may tell of the values that are no text, as of errors.
-		return strings.Contains(dom, "d.five") && strings.Contains(dom, "drift=busy") && strings.Contains(dom, "<polyline")
-	})
-	for _, want := range []string{
-		`id="problems"`, "d.drift", "5 per year", "drift=busy", "<polyline", "answers", "Next request: OK", "(this node)",
-		"&lt;script&gt;document.title='owned'&lt;/script&gt;", // as text
-	} {
-		if !strings.Contains(dom, want) {
-			t.Errorf("the page has no %q", want)
-		}
-	}
-	for _, bad := range []string{"<title>owned", "onerror=\"document", "<svg onload", "<script>document.title"} {
-		if strings.Contains(dom, bad) {
-			t.Errorf("the page has %q as markup", bad)
-		}
-	}
-	if t.Failed() {
-		t.Logf("%.6000s", dom)
 	}
 }
 
@@ -202,14 +161,178 @@ func (b *browser) eval(expression string) string {
 	return fmt.Sprint(value)
 }
 
-// shoot writes the whole page, from top to bottom, into a PNG.
-func (b *browser) shoot(file string, width int, dark bool) {
+var screens = goflag.String("screens", "", "a directory for the pictures of the console, of all scenes, at all widths, light and dark; unset: a few, that are thrown away")
+
+// The console leads with what is wrong, and what is old does not look new: under
+// load, with a node that hangs, a bad file, and a Redis that hangs. What requests bring along is shown as the text that it is.
+func TestConsoleScreens(t *testing.T) {
+	t.Parallel()
+	const rules = `domain: d
+descriptors:
+  - {key: api_key, coordination: {mode: approx, drift_budget: 40%, max_nodes: 4, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 20}}
+  - {key: tenant, coordination: {on_store_failure: open}, rate_limit: {unit: second, requests_per_unit: 100}}
+  - {key: invoice, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 100}}
+`
+	all := *screens != "" // scenes
+	b := newBrowser(t)
+	f := newFleet(t, 3, setup{rules: rules, store: aRedis(t)})
+	// loads has a node decide until the test ends.
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(cancel)
+	loads := func(n *sluice, pause time.Duration, of func(i int) (key, value string)) {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				key, value := of(i)
+				_, _ = n.send(asking(descriptor(1, key, value)))
+				select {
+				case <-ctx.Done():
+				case <-time.After(pause):
+				}
+			}
+		})
+	}
+	for n, node := range f.nodes {
+		loads(node, 10*time.Millisecond, func(i int) (key, value string) {
+			if i%20 == 0 {
+				return "invoice", hostileValues[i/20%len(hostileValues)]
+			}
+			return []string{"api_key", "tenant", "invoice"}[i%3], fmt.Sprint("key-", (i/3+n)%4)
+		})
+	}
+	first := f.nodes[0]
+	page := "http://" + first.debug + "/console"
+	b.window(1280, 900, false)
+	b.open(page + "?domain=d&entry=" + url.QueryEscape("invoice="+hostileValues[0]))
+	b.shows("under load", "d.api_key", "20 per second", "(this node)", "3 of 3 nodes respond", "Over-admission of the worst key", "Next request: ")
+	const line = "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4"
+	b.eventually("charts have a line", line)
+	dom := b.eval("document.documentElement.outerHTML")
+	if !strings.Contains(dom, "&lt;script&gt;document.title='owned'&lt;/script&gt;") {
+		t.Errorf("the page does not show a hostile value as text: %.6000s", dom)
+	}
+	for _, bad := range []string{"<title>owned", "onerror=\"document", "<svg onload", "<script>document.title"} {
+		if strings.Contains(dom, bad) {
+			t.Errorf("the page has %q as markup: %.6000s", bad, dom)
+		}
+	}
+	b.open(page) // again: what was drawn is still there
+	b.eventually("a page that is opened anew has the past", line)
+	const names = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"
+	const seen = "document.querySelector('#rules tbody tr').cells[4].innerText + document.querySelector('#cards').innerText"
+	order, figures := b.eval(names), b.eval(seen)
+	b.eventually("figures change", seen+" !== "+fmt.Sprintf("%q", figures))
+	if now := b.eval(names); now != order || strings.Count(order, ",") != 2 {
+		t.Errorf("the rules were in the order %s, and are in the order %s", order, now)
+	}
+	b.pictures("load")
+
+	if all {
+		last := f.nodes[2]
+		last.Signal(syscall.SIGSTOP)
+		_, port, _ := strings.Cut(last.debug, ":")
+		b.shows("a node hangs", "1 of 3 nodes are silent", "SILENT, last seen")
+		b.eventually("the node that hangs is greyed out", "[...document.querySelectorAll('#nodes tr.gone')].some((r) => r.innerText.includes(':"+port+"'))")
+		b.pictures("node-stopped")
+		last.Signal(syscall.SIGCONT)
+		b.shows("it goes on", "3 of 3 nodes respond")
+	}
+
+	writeFile(t, f.file, strings.Replace(rules, "unit: second", "unit: fortnight", 1))
+	b.shows("a bad file", "The current rules are bad", "fortnight")
+	b.pictures("bad-file")
+	writeFile(t, f.file, rules)
+	b.eventually("it is mended", "!document.body.innerText.includes('The current rules are bad')")
+
+	f.redis.Signal(syscall.SIGSTOP)
+	b.shows("Redis hangs", "The store has not answered for", "decisions a second are made without the store", "As of ", "tenant (open)")
+	b.pictures("redis-stopped")
+	f.redis.Signal(syscall.SIGCONT)
+	b.shows("Redis is back", "3 of 3 nodes respond")
+	b.eventually("the store answers", "!document.body.innerText.includes('The store has not answered for')")
+	if text := b.eval("document.body.innerText"); strings.Contains(strings.ToLower(text), "more was admitted than is declared") {
+		t.Errorf("what on_store_failure admitted is shown as a broken bound:\n%.2000s", text)
+	}
+
+	first.Signal(syscall.SIGSTOP)
+	b.shows("this node hangs", "This node does not answer", "Last seen at")
+	if opacity := b.eval("getComputedStyle(document.querySelector('#cards')).opacity"); opacity == "1" {
+		t.Error("what a node said that does not answer any more looks new")
+	}
+	b.pictures("this-node-stopped")
+	first.Signal(syscall.SIGCONT)
+	b.shows("this node goes on", "d.api_key")
+	b.eventually("it is shown as it is now", "document.body.className === ''")
+	if !all {
+		return
+	}
+
+	f.redis.Kill()
+	f.redis.Run()
+	b.shows("Redis lost its data", "The store lost its data, in the last quarter of an hour")
+	b.pictures("data-lost")
+
+	small := f.join("MAX_KEYS=64")
+	small.untilHealthy()
+	b.open("http://" + small.debug + "/console")
+	loads(small, 0, func(i int) (key, value string) { return "invoice", fmt.Sprint("many-", i%500) })
+	b.shows("a full table", "The table of keys is full")
+	b.pictures("table-full")
+}
+
+// eventually waits for an expression on the page to be true.
+func (b *browser) eventually(what, expression string) {
 	b.Helper()
-	b.window(width, 900, dark)
-	b.eval("dispatchEvent(new Event('resize'))")
-	if err := os.WriteFile(file, run(b, chromedp.FullScreenshot(100)), 0o600); err != nil {
+	if !becomes(func() bool {
+		time.Sleep(50 * time.Millisecond) // a look costs Chromium as much as it costs this test
+		return b.eval("Boolean("+expression+")") == "true"
+	}) {
+		b.Errorf("%s: not within %v:\n%.2000s", what, patience, b.eval("document.body.innerText"))
+	}
+}
+
+// shows waits until the page's text has all of these.
+func (b *browser) shows(what string, want ...string) {
+	b.Helper()
+	list, err := json.Marshal(want)
+	if err != nil {
 		b.Fatal(err)
 	}
+	b.eventually(fmt.Sprintf("%s: %q", what, want), string(list)+".every((w) => document.body.innerText.includes(w))")
+}
+
+// pictures takes the page at all widths, light and dark, or two of these, and looks whether it fits.
+func (b *browser) pictures(scene string) {
+	b.Helper()
+	dir := cmp.Or(*screens, b.TempDir())
+	for _, width := range []int{1280, 768, 400} {
+		for scheme, dark := range map[string]bool{"light": false, "dark": true} {
+			if *screens == "" && (dark != (width == 400) || width == 768) { // two of six
+				continue
+			}
+			name := filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", scene, width, scheme))
+			b.window(width, 900, dark)
+			b.eventually("it is folded on a phone", fmt.Sprintf("[...document.querySelectorAll('details.section')].every((d) => d.open === %t)", width > 640))
+			b.eval("dispatchEvent(new Event('resize'))")
+			shot := run(b, chromedp.FullScreenshot(100)) // from top to bottom
+			if err := os.WriteFile(name, shot, 0o600); err != nil {
+				b.Fatal(err)
+			}
+			if wide := b.eval("document.documentElement.scrollWidth"); wide != fmt.Sprint(width) {
+				b.Errorf("%s: at %d pixels the page is %s wide: it does not fit", scene, width, wide)
+			}
+			high, _ := strconv.Atoi(b.eval("document.documentElement.scrollHeight"))
+			if width == 400 && (high == 0 || high > 5*844) {
+				b.Errorf("%s: on a phone the page has %d pixels, more than five screens of 844", scene, high)
+			}
+			picture, err := png.DecodeConfig(bytes.NewReader(shot))
+			if err != nil || picture.Width != width || picture.Height < 900 {
+				b.Errorf("%s is %d by %d: %v", name, picture.Width, picture.Height, err)
+			}
+		}
+	}
+	b.window(1280, 900, false)
 }
 
 const hourlyRules = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n"

@@ -22,46 +22,13 @@ var (
 	linearSeed  = goflag.Uint64("linear-seed", 0, "of the first; 0: of this second")
 )
 
-const linearLimit = 40
-
-const routedRules = `domain: d
-coordination: {mode: routing, on_store_failure: closed}
-descriptors:
-  - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
-`
-
 const (
+	linearLimit   = 40
 	linearKeys    = 10
 	linearClients = 6
 	linearAsks    = 60                    // of each client, in addition to those at the pace
 	linearPace    = 12 * time.Millisecond // between a client's requests while a node ends
 )
-
-// recorder is a fleet of three nodes, and the answers of its clients.
-type recorder struct {
-	*fleet
-	began   time.Time
-	mu      sync.Mutex
-	history counterHistory              // guarded by mu
-	live    [3]atomic.Pointer[liveNode] // where requests go
-	lost    atomic.Int64
-	early   int // answers by the policy of nodes that are gone
-	// unread is from when a node that was killed was last asked how many these are until it was gone.
-	unread [2]time.Duration
-}
-
-// liveNode is a node, to which each client has a connection of its own.
-type liveNode struct {
-	*sluice
-	clients [linearClients + 1]rls.RateLimitServiceClient
-}
-
-// linearKind is a store, and what happens to the nodes meanwhile.
-type linearKind struct {
-	store   string // its kind; "": none
-	kill    bool
-	replace bool
-}
 
 // Histories of real fleets in mode routing are those of a counter.
 //
@@ -76,117 +43,120 @@ type linearKind struct {
 // the last answer, and not checked.
 func TestLinear(t *testing.T) {
 	t.Parallel()
-	for name, kind := range map[string]linearKind{
-		"memory":           {},
-		"memory, replaced": {replace: true},
-		"redis":            {store: "redis"},
-		"redis, killed":    {store: "redis", kill: true},
-		"redis, replaced":  {store: "redis", replace: true},
-		"postgres":         {store: "postgres"},
-		"etcd":             {store: "etcd"},
-	} {
-		t.Run(name, func(t *testing.T) { linear(t, kind) })
-	}
-}
-
-// linear records histories and checks them.
-func linear(t *testing.T, kind linearKind) {
-	t.Helper()
+	const routed = "domain: d\ncoordination: {mode: routing, on_store_failure: closed}\n"
 	first := *linearSeed
 	if first == 0 {
 		first = uint64(time.Now().Unix())
 	}
-	for seed := first; seed < first+uint64(*linearSeeds); seed++ {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { // its nodes end with it
-			r, early := recorded(t, kind, seed)
-			m := counterModel{limit: linearLimit, exact: kind.store == "", early: early}
-			t.Logf("%d operations, %d without an answer, %d decided without the owner or the store", len(r.history), r.lost.Load(), early)
-			if err := r.history.check(m); err != nil {
-				t.Errorf("-linear-seed %d: %v", seed, err)
-			}
-		})
+	for name, kind := range map[string]struct {
+		store   string           // its kind; "": none
+		changes func(*recording) // what happens to the nodes meanwhile; nil: nothing
+	}{
+		"memory":           {},
+		"memory, replaced": {"", (*recording).replace},
+		"redis":            {"redis", nil},
+		"redis, killed":    {"redis", (*recording).kill},
+		"redis, replaced":  {"redis", (*recording).replace},
+		"postgres":         {"postgres", nil},
+		"etcd":             {"etcd", nil},
+	} {
+		for seed := first; seed < first+uint64(*linearSeeds); seed++ {
+			t.Run(fmt.Sprintf("%s, seed %d", name, seed), func(t *testing.T) {
+				t.Parallel()
+				// Clients have about twice the demand of the limit. After half of that, nodes change. The clients continue,
+				// slowly in that time, and then at full speed.
+				with := setup{ring: 4, rules: routed + rules(linearLimit)[len("domain: d\n"):]}
+				// A commit may take longer than 15 ms. A request that has waited is refused while the ledger may have tokens.
+				if kind.store != "" {
+					with.store, with.rules = startStore(t, kind.store), patient(with.rules)
+				}
+				r := &recording{fleet: newFleet(t, 0, with), began: time.Now()}
+				for i := range r.live {
+					r.live[i].Store(r.another())
+				}
+				r.untilWhole()
+				var clients sync.WaitGroup
+				half, over := make(chan struct{}), make(chan struct{})
+				var halfway sync.Once
+				for c := range linearClients {
+					rnd := rand.New(rand.NewPCG(seed, uint64(c)))
+					clients.Go(func() {
+						for range linearAsks / 2 {
+							r.ask(c, rnd)
+						}
+						halfway.Do(func() { close(half) })
+						pace := time.NewTicker(linearPace)
+						defer pace.Stop()
+						for going := true; going; {
+							select {
+							case <-over:
+								going = false
+							case <-pace.C:
+								r.ask(c, rnd)
+							}
+						}
+						for range linearAsks / 2 {
+							r.ask(c, rnd)
+						}
+					})
+				}
+				<-half
+				if kind.changes != nil {
+					kind.changes(r)
+				}
+				close(over)
+				clients.Wait()
+				for i := range 3 * linearKeys { // alone, to see where the counters stand
+					r.decide(linearClients, i%3, linearKey(i/3), 1, 10*time.Second)
+				}
+				for _, op := range r.history {
+					at, answer := time.Duration(op.Return), op.Output.(counterAnswer)
+					if !answer.lost && !answer.ok && at >= r.unread[0] && at <= r.unread[1] {
+						r.early++
+					}
+				}
+				running := map[*liveNode]bool{}
+				for i := range r.live {
+					running[r.live[i].Load()] = true
+				}
+				for n := range running {
+					r.early += n.decidedAlone()
+					if r.store != nil && n.metric(`sluice_peer_asks_total{kind="leased_instead"}`) > 0 { // the time is unknown
+						r.changed(0)
+					}
+				}
+				m := counterModel{limit: linearLimit, exact: kind.store == "", early: r.early}
+				t.Logf("%d operations, %d decided without the owner or the store", len(r.history), r.early)
+				if err := r.history.check(m); err != nil && r.began.UTC().Year() == time.Now().UTC().Year() { // or it has two windows
+					t.Errorf("-linear-seed %d: %v", seed, err)
+				}
+			})
+		}
 	}
 }
 
-// record runs clients with about twice the demand of the limit. After half of that, a node is killed or
-// replaced. The clients continue, slowly in that time, and then at full speed. A history over a new year is
-// recorded again, because it has two windows.
-func recorded(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
-	t.Helper()
-	for {
-		year := time.Now().UTC().Year()
-		r := newRecorder(t, kind)
-		var clients sync.WaitGroup
-		half, over := make(chan struct{}), make(chan struct{})
-		var halfway sync.Once
-		for c := range linearClients {
-			rnd := rand.New(rand.NewPCG(seed, uint64(c)))
-			clients.Go(func() {
-				r.asks(c, rnd, linearAsks/2)
-				halfway.Do(func() { close(half) })
-				pace := time.NewTicker(linearPace)
-				defer pace.Stop()
-				for going := true; going; {
-					select {
-					case <-over:
-						going = false
-					case <-pace.C:
-						r.ask(c, rnd)
-					}
-				}
-				r.asks(c, rnd, linearAsks/2)
-			})
-		}
-		<-half
-		switch {
-		case kind.kill:
-			r.kill()
-		case kind.replace:
-			r.replace()
-		}
-		close(over)
-		clients.Wait()
-		for i := range 3 * linearKeys { // alone, to see where the counters stand
-			r.decide(linearClients, i%3, linearKey(i/3), 1, 0)
-		}
-		early := r.early
-		for _, op := range r.history {
-			at, answer := time.Duration(op.Return), op.Output.(counterAnswer)
-			if !answer.lost && !answer.ok && at >= r.unread[0] && at <= r.unread[1] {
-				early++
-			}
-		}
-		for n := range r.running() {
-			early += int(n.decidedAlone())
-			if kind.store != "" && n.metric(`sluice_peer_asks_total{kind="leased_instead"}`) > 0 { // the time is unknown
-				r.changed(0)
-			}
-		}
-		if time.Now().UTC().Year() == year {
-			return r, early
-		}
-	}
+// recording is a fleet of three nodes, and the answers of its clients.
+type recording struct {
+	*fleet
+	began   time.Time
+	mu      sync.Mutex
+	history counterHistory              // guarded by mu
+	live    [3]atomic.Pointer[liveNode] // where requests go
+	early   int                         // answers by the policy of nodes that are gone
+	// unread is from when a node that was killed was last asked how many these are until it was gone.
+	unread [2]time.Duration
+}
+
+// liveNode is a node, to which each client has a connection of its own.
+type liveNode struct {
+	*sluice
+	clients [linearClients + 1]rls.RateLimitServiceClient
 }
 
 func linearKey(i int) string { return string(rune('a' + i)) }
 
-func newRecorder(t *testing.T, kind linearKind) *recorder {
-	t.Helper()
-	with := setup{rules: routedRules, ring: 4}
-	// A commit may take longer than 15 ms. A request that has waited is refused while the ledger may have tokens.
-	if kind.store != "" {
-		with.store, with.rules = startStore(t, kind.store), patient(routedRules)
-	}
-	r := &recorder{fleet: newFleet(t, 0, with), began: time.Now()}
-	for i := range r.live {
-		r.live[i].Store(r.another())
-	}
-	r.untilWhole()
-	return r
-}
-
 // another is one more node.
-func (r *recorder) another() *liveNode {
+func (r *recording) another() *liveNode {
 	n := &liveNode{sluice: r.join()}
 	for c := range n.clients {
 		n.clients[c] = rls.NewRateLimitServiceClient(n.dial())
@@ -194,20 +164,11 @@ func (r *recorder) another() *liveNode {
 	return n
 }
 
-// running are the nodes that requests go to, each once.
-func (r *recorder) running() map[*liveNode]bool {
-	all := map[*liveNode]bool{}
-	for i := range r.live {
-		all[r.live[i].Load()] = true
-	}
-	return all
-}
-
 // kill ends the third node at once; its clients go to the first.
-func (r *recorder) kill() {
+func (r *recording) kill() {
 	n := r.live[2].Load()
 	r.unread[0] = time.Since(r.began)
-	r.early += int(n.decidedAlone())
+	r.early += n.decidedAlone()
 	r.changed(time.Since(r.began))
 	_ = n.cmd.Process.Kill()
 	r.live[2].Store(r.live[0].Load())
@@ -220,67 +181,53 @@ func (r *recorder) kill() {
 }
 
 // replace has a new node take the third one's place, which then ends in good order.
-func (r *recorder) replace() {
+func (r *recording) replace() {
 	r.changed(time.Since(r.began))
 	fresh := r.another()
-	fresh.eventually("the new node is healthy", fresh.healthy)
+	fresh.untilHealthy()
 	n := r.live[2].Swap(fresh)
-	r.early += int(n.decidedAlone())
+	r.early += n.decidedAlone()
 	n.ends(syscall.SIGTERM)
 }
 
 // changed records that the nodes change at a time since the first request. With a store, a node that ends, or that has
 // lost keys to a new owner, may keep tokens for a while that no other can spend.
-func (r *recorder) changed(at time.Duration) {
+func (r *recording) changed(at time.Duration) {
 	if r.store != nil {
 		r.keep(porcupine.Operation{ClientId: linearClients, Input: counterOp{change: true}, Call: int64(at), Output: counterAnswer{}, Return: never})
 	}
 }
 
-// decidedAlone is how many requests this node has decided by their rules' policy.
-func (s *sluice) decidedAlone() int64 {
-	return int64(s.metric(`sluice_decision_sources_total{source="fallback"}`))
-}
-
 // ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some are given up after a moment.
-func (r *recorder) ask(client int, rnd *rand.Rand) {
+func (r *recording) ask(client int, rnd *rand.Rand) {
 	cost := 1 + rnd.IntN(3)
 	if rnd.IntN(10) == 0 {
 		cost = 0
 	}
-	patience := time.Duration(0)
+	patience := 10 * time.Second
 	if rnd.IntN(25) == 0 {
 		patience = time.Duration(50+rnd.IntN(1000)) * time.Microsecond
 	}
 	r.decide(client, rnd.IntN(3), linearKey(rnd.IntN(linearKeys)), cost, patience)
 }
 
-func (r *recorder) asks(client int, rnd *rand.Rand, n int) {
-	for range n {
-		r.ask(client, rnd)
-	}
-}
-
 // decide asks one node, and records what it said.
-func (r *recorder) decide(client, node int, key string, cost int, patience time.Duration) {
-	if patience == 0 {
-		patience = 10 * time.Second
-	}
+func (r *recording) decide(client, node int, key string, cost int, patience time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	op := porcupine.Operation{ClientId: client, Input: counterOp{key: key, cost: cost}, Call: int64(time.Since(r.began)), Return: never}
+	op := porcupine.Operation{
+		ClientId: client, Input: counterOp{key: key, cost: cost}, Call: int64(time.Since(r.began)),
+		Output: counterAnswer{lost: true}, Return: never,
+	}
 	reply, err := r.live[node].Load().clients[client].ShouldRateLimit(ctx, asking(descriptor(cost, "k", key)))
-	if err != nil {
-		op.Output = counterAnswer{lost: true}
-		r.lost.Add(1)
-	} else {
+	if err == nil {
 		op.Return = int64(time.Since(r.began))
 		op.Output = counterAnswer{ok: reply.OverallCode == rls.RateLimitResponse_OK, remaining: int(reply.Statuses[0].LimitRemaining)}
 	}
 	r.keep(op)
 }
 
-func (r *recorder) keep(op porcupine.Operation) {
+func (r *recording) keep(op porcupine.Operation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.history = append(r.history, op)
@@ -323,50 +270,33 @@ type counterModel struct {
 	early int  // how many answers may be the policy's
 }
 
-// step returns what the counter may be after an operation with that answer; nothing if it cannot answer so.
-func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []counterState {
+// step returns what the counter is after an operation with that answer, and false if it cannot answer so.
+func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) (counterState, bool) {
+	if a.ok {
+		s.spent += op.cost
+	}
+	left := m.limit - s.spent
+	// The counter may say that so much is left.
+	leaves := !m.exact || left-s.parked <= a.remaining && a.remaining <= left
 	switch {
 	case op.change:
 		s.parked = m.limit
-		return []counterState{s}
 	case a.lost:
-		s.parked = min(m.limit-s.spent, s.parked+op.cost)
-		return []counterState{s}
+		s.parked = min(left, s.parked+op.cost)
 	case op.cost == 0:
-		if m.exact && !m.leaves(s, a.remaining) {
-			if s.early++; s.early > m.early {
-				return nil
-			}
+		if !leaves {
+			s.early++
 		}
-		return []counterState{s}
 	case a.ok:
-		s.spent += op.cost
-		if s.spent > m.limit || m.exact && !m.leaves(s, a.remaining) {
-			return nil
-		}
-		s.parked = min(s.parked, m.limit-s.spent)
-		return []counterState{s}
-	}
-	return m.stepDenied(s, op, a)
-}
-
-// leaves reports whether the counter may say that so much is left.
-func (m *counterModel) leaves(s counterState, remaining int) bool {
-	return m.limit-s.spent-s.parked <= remaining && remaining <= m.limit-s.spent
-}
-
-// stepDenied drains the rest, except parked tokens.
-func (m *counterModel) stepDenied(s counterState, op counterOp, a counterAnswer) []counterState {
-	if s.spent+s.parked+op.cost > m.limit && (!m.exact || a.remaining <= s.parked) {
+		s.parked = min(s.parked, left)
+		return s, left >= 0 && leaves
+	case s.spent+s.parked+op.cost > m.limit && (!m.exact || a.remaining <= s.parked): // it drains the rest, except parked tokens
 		s.spent = max(s.spent, m.limit-s.parked)
-		return []counterState{s}
-	}
-	if s.early < m.early { // the request may be with its owner all the same
+	default: // the policy's; the request may be with its owner all the same
 		s.early++
-		s.parked = min(m.limit-s.spent, s.parked+op.cost)
-		return []counterState{s}
+		s.parked = min(left, s.parked+op.cost)
 	}
-	return nil
+	return s, s.early <= m.early
 }
 
 // counterHistory is what was recorded of all keys.
@@ -374,83 +304,35 @@ type counterHistory []porcupine.Operation
 
 const never = math.MaxInt64 // a return that did not happen
 
-// check tells for each key whether its history is linearizable, and returns what is wrong with the first that is not.
+// check tells for each key whether its history is linearizable, and returns what is wrong with the first that is not. A
+// change of the nodes concerns each key.
 func (h counterHistory) check(m counterModel) error {
-	model := porcupine.NondeterministicModel{
-		Partition: func(all []porcupine.Operation) [][]porcupine.Operation { return counterHistory(all).byKey() },
-		Init:      func() []any { return []any{counterState{}} },
-		Step: func(state, input, output any) []any {
-			var next []any
-			for _, s := range m.step(state.(counterState), input.(counterOp), output.(counterAnswer)) {
-				next = append(next, s)
-			}
-			return next
+	model := porcupine.Model{
+		Init: func() any { return counterState{} },
+		Step: func(state, input, output any) (bool, any) {
+			next, ok := m.step(state.(counterState), input.(counterOp), output.(counterAnswer))
+			return ok, next
 		},
 	}
-	switch porcupine.CheckOperationsTimeout(model.ToModel(), h, 20*time.Second) {
-	case porcupine.Illegal:
-		for _, ops := range h.byKey() {
-			if porcupine.CheckOperationsTimeout(model.ToModel(), ops, 20*time.Second) == porcupine.Illegal {
-				return fmt.Errorf("no order of these explains the answers of a limit of %d (%d answers may be the policy's):\n%s", m.limit, m.early, counterHistory(ops))
+	keys := map[string]bool{}
+	for _, op := range h {
+		keys[op.Input.(counterOp).key] = true
+	}
+	for key := range keys {
+		ops := slices.DeleteFunc(slices.Clone(h), func(op porcupine.Operation) bool {
+			in := op.Input.(counterOp)
+			return !in.change && in.key != key
+		})
+		if result := porcupine.CheckOperationsTimeout(model, ops, 20*time.Second); result != porcupine.Ok {
+			slices.SortFunc(ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+			text := ""
+			for _, op := range ops {
+				text += fmt.Sprintf("  from %v to %v client %d: %+v: %+v\n", time.Duration(op.Call), time.Duration(op.Return), op.ClientId, op.Input, op.Output)
 			}
+			return fmt.Errorf("%v, in 20 s: whether an order of these explains the answers of a limit of %d (%d may be the policy's):\n%s", result, m.limit, m.early, text)
 		}
-		return fmt.Errorf("no order explains the answers of a limit of %d", m.limit)
-	case porcupine.Unknown:
-		return fmt.Errorf("whether %d operations are linearizable was not found out in 20 s", len(h))
-	case porcupine.Ok:
 	}
 	return nil
-}
-
-// byKey parts the history; a change of the nodes concerns each key.
-func (h counterHistory) byKey() [][]porcupine.Operation {
-	var keys []string
-	parts := map[string][]porcupine.Operation{}
-	for _, op := range h {
-		if key := op.Input.(counterOp).key; key != "" {
-			if parts[key] == nil {
-				keys = append(keys, key)
-			}
-			parts[key] = append(parts[key], op)
-		}
-	}
-	var all [][]porcupine.Operation
-	for _, key := range keys {
-		for _, op := range h {
-			if op.Input.(counterOp).change {
-				parts[key] = append(parts[key], op)
-			}
-		}
-		all = append(all, parts[key])
-	}
-	return all
-}
-
-func (h counterHistory) String() string {
-	ops := slices.Clone(h)
-	slices.SortFunc(ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
-	text := ""
-	for _, op := range ops {
-		in, out := op.Input.(counterOp), op.Output.(counterAnswer)
-		what, heard := fmt.Sprintf("asks for %d of %s", in.cost, in.key), "refused"
-		if in.cost == 0 {
-			what = "peeks at " + in.key
-		}
-		switch {
-		case in.change:
-			what, heard = "the nodes change", ""
-		case out.lost:
-			heard = "no answer"
-		case out.ok:
-			heard = "OK"
-		}
-		ended := "..."
-		if op.Return != never {
-			ended = time.Duration(op.Return).Round(time.Microsecond).String()
-		}
-		text += fmt.Sprintf("  %v to %s  client %d %s: %s, %d left\n", time.Duration(op.Call).Round(time.Microsecond), ended, op.ClientId, what, heard, out.remaining)
-	}
-	return text
 }
 
 // A checker that cannot fail proves nothing.

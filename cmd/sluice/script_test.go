@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,83 +18,71 @@ import (
 	"testing"
 	"time"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/leasing/redistest/etcdtest"
-	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 )
 
 // TestScripts plays testdata/scripts. A script starts stores and nodes, sends, and says what it expects. Its language is that
 // of testscript; the commands that it has in addition are below.
-func TestScripts(t *testing.T) { playScripts(t, "testdata/scripts", "redis") }
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	playScripts(t, "testdata/scripts", "redis")
+}
 
 // TestScriptsOnEachStore plays testdata/scripts/stores on each kind of store.
 func TestScriptsOnEachStore(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string) { playScripts(t, "testdata/scripts/stores", kind) })
 }
 
-// eachKind runs a test for each kind of store.
-func eachKind(t *testing.T, test func(t *testing.T, kind string)) {
-	for _, kind := range []string{"redis", "postgres", "etcd"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			test(t, kind)
-		})
-	}
-}
+// scriptCommand does a command of a script to nodes, with its arguments, and writes what it is answered to out.
+type scriptCommand func(s *scripted, out io.Writer, nodes []*sluice, args []string) error
 
-// startStore starts a server of a kind.
-func startStore(t testing.TB, kind string, args ...string) storeServer {
-	switch kind {
-	case "postgres":
-		return pgtest.Start(t)
-	case "etcd":
-		return etcdtest.Start(t)
-	default:
-		return redistest.Start(t, args...)
-	}
-}
-
-// scriptCommand does a command of a script, with its arguments, and writes what it is answered to out.
-type scriptCommand func(s *scripted, out io.Writer, args []string) error
-
-// scriptCommands are the commands that testscript does not have. NODES is @0, @0,2 or @all, and node 0 where it is left out.
-// SETTING is NAME=VALUE.
+// scriptCommands are the commands that testscript does not have. Each may begin with nodes, @0, @0,2 or @all, and is
+// for node 0 without. SETTING is NAME=VALUE.
 var scriptCommands map[string]scriptCommand
 
 func init() {
 	scriptCommands = map[string]scriptCommand{
-		"store":     (*scripted).doStore,     // [redis|postgres|etcd [ARG...]|cluster|none] starts one; [kill|run|stop|cont]; [do COMMAND...] of a Redis
-		"authority": (*scripted).doAuthority, // NAME makes certificates in the folder $NAME
-		"leaf":      (*scripted).doLeaf,      // AUTHORITY NAME LASTS [HOST...] makes a certificate
-		"fleet":     (*scripted).doFleet,     // N [ring=N] [SETTING...] starts nodes with rules.yaml instead of those there are, and waits until they are healthy
-		"join":      (*scripted).doJoin,      // [SETTING...] starts one more
-		"serve":     (*scripted).doServe,     // [SETTING...] [FLAG...] starts a node with no other settings but free ports
-		"sluice":    (*scripted).doSluice,    // [SETTING...] ARG... runs the program
-		"limit":     (*scripted).doLimit,     // [NODES] ARG... runs sluice limit for a node, with its token
-		"ask":       (*scripted).doAsk,       // [NODES] REQUEST, as in testdata/parity, prints an answer a node
-		"admits":    (*scripted).doAdmits,    // [NODES] LEAST-MOST of N ENTRY... asks each entry N times
-		"call":      (*scripted).doCall,      // [NODES] METHOD PATH [Header:value...] [BODY] prints the status and the body
-		"metric":    (*scripted).doMetric,    // [NODES] NAME N|>N, the sum of a metric's series
-		"logs":      (*scripted).doLogs,      // [NODES] REGEXP, in the log of each
-		"healthy":   (*scripted).doHealthy,   // [NODES]
-		"signal":    (*scripted).doSignal,    // [NODES] NAME
-		"ends":      (*scripted).doEnds,      // [NODES] [SIGNAL] waits until a node has ended; fails if it ends with an error
-		"until":     (*scripted).doUntil,     // [!] COMMAND ... [-- REGEXP] repeats a command until it succeeds, and prints so
+		"store":  (*scripted).doStore,  // [redis|postgres|etcd [ARG...]|cluster|none] starts one; [kill|run|stop|cont]; [do COMMAND...] of a Redis
+		"trust":  (*scripted).doTrust,  // NAME LEAF[=HOST]... makes an authority and certificates, in the folder $NAME
+		"fleet":  (*scripted).doFleet,  // N [ring=N] [SETTING...] starts nodes with rules.yaml instead of those there are, and waits until they are healthy
+		"join":   (*scripted).doJoin,   // [SETTING...] starts one more
+		"serve":  (*scripted).doServe,  // [SETTING...] [FLAG...] starts a node with no other settings but free ports
+		"sluice": (*scripted).doSluice, // [SETTING...] ARG... runs the program
+		"limit":  (*scripted).doLimit,  // ARG... runs sluice limit for a node, with its token
+		"ask":    (*scripted).doAsk,    // REQUEST, as in testdata/parity, prints an answer a node
+		"hold":   (*scripted).doHold,   // NAME REQUEST asks, and has what is held as $NAME
+		"admits": (*scripted).doAdmits, // LEAST-MOST of N ENTRY... asks each entry N times, at the nodes in turn
+		"call":   (*scripted).doCall,   // METHOD [PORT]PATH [Header:value...] [BODY] prints the status and the body
+		"metric": (*scripted).doMetric, // NAME N|>N, the sum of a metric's series
+		"logs":   (*scripted).doLogs,   // REGEXP, in the log of each
+		"ends":   (*scripted).doEnds,   // [SIGNAL] waits until a node has ended; fails if it ends with an error
+		"until":  (*scripted).doUntil,  // [!] COMMAND ... [-- REGEXP] repeats a command until it succeeds, and prints so
 	}
+}
+
+// scripted is what a script has: nodes, and a store.
+type scripted struct {
+	*fleet
+	script *testscript.TestScript
+	kind   string // of the store
 }
 
 func playScripts(t *testing.T, dir, kind string) {
 	t.Helper()
 	all := map[string]func(*testscript.TestScript, bool, []string){}
-	for name, does := range scriptCommands {
+	for name := range scriptCommands {
 		all[name] = func(ts *testscript.TestScript, neg bool, args []string) {
 			s := ts.Value("scripted").(*scripted)
 			s.script = ts
-			if err := does(s, ts.Stdout(), args); neg == (err == nil) {
-				ts.Fatalf("%s %q: %v; the log of node 0:\n%.3000s", name, args, err, s.logOf(0))
+			if err := s.does(name, ts.Stdout(), args); neg == (err == nil) {
+				log := "(no node)"
+				if len(s.nodes) > 0 {
+					log = s.nodes[0].log()
+				}
+				ts.Fatalf("%s %q: %v; the log of node 0:\n%.3000s", name, args, err, log)
 			}
 		}
 	}
@@ -101,49 +91,45 @@ func playScripts(t *testing.T, dir, kind string) {
 		Setup: func(e *testscript.Env) error {
 			t := e.T().(testing.TB)
 			f := &fleet{TB: t, file: filepath.Join(e.WorkDir, "rules.yaml"), setup: setup{env: []string{"LOG_LEVEL=info"}}}
+			e.Values["scripted"] = &scripted{fleet: f, kind: kind}
 			e.Setenv("EXAMPLE", exampleRequest)
-			root, err := filepath.Abs(top)
-			if err != nil {
-				return err
-			}
-			e.Setenv("TOP", root)
-			var many strings.Builder
-			many.WriteString("domain,descriptor,limit\n")
+			e.Setenv("SLUICE", os.Args[0])
+			e.Setenv("LINE", strings.Repeat("x", 10_000))
+			e.Setenv("LONG", strings.Repeat("x", 100_000))
+			e.Setenv("BRACKETS", strings.Repeat("[", 100_000))
+			e.Setenv("FREE", freePort(t))
+			many := "domain,descriptor,limit\n"
 			for i := range 2010 {
-				fmt.Fprintf(&many, "d,five=%d,7\n", i)
+				many += fmt.Sprintf("d,five=%d,7\n", i)
 			}
-			writeFile(t, filepath.Join(e.WorkDir, "many.csv"), many.String())
+			writeFile(t, filepath.Join(e.WorkDir, "many.csv"), many)
 			writeFile(t, filepath.Join(e.WorkDir, "nested.yaml"), strings.Repeat("[", 45<<10))
-			e.Values["scripted"] = &scripted{fleet: f, kind: kind, authorities: map[string]*redistest.Authority{}}
-			return nil
+			root, err := filepath.Abs(top)
+			e.Setenv("TOP", root)
+			return err
 		},
 		Condition: func(c string) (bool, error) { return c == kind, nil },
 	})
 }
 
-// scripted is what a script has: nodes, a store, authorities.
-type scripted struct {
-	*fleet
-	script      *testscript.TestScript
-	kind        string // of the store
-	authorities map[string]*redistest.Authority
-}
-
-// chosen are the nodes that a command names, and the rest of its arguments.
-func (s *scripted) chosen(args []string) (nodes []int, rest []string) {
-	if len(args) == 0 || !strings.HasPrefix(args[0], "@") {
-		return []int{0}, args
-	}
-	if args[0] == "@all" {
-		for i := range s.nodes {
-			nodes = append(nodes, i)
+// does a command to the nodes that it names.
+func (s *scripted) does(name string, out io.Writer, args []string) error {
+	nodes := s.nodes[:min(1, len(s.nodes))]
+	if len(args) > 0 && strings.HasPrefix(args[0], "@") {
+		nodes = s.nodes
+		if args[0] != "@all" {
+			nodes = nil
+			for text := range strings.SplitSeq(args[0][1:], ",") {
+				nodes = append(nodes, s.nodes[s.integer(text)])
+			}
 		}
-		return nodes, args[1:]
+		args = args[1:]
 	}
-	for text := range strings.SplitSeq(args[0][1:], ",") {
-		nodes = append(nodes, s.integer(text))
+	command := scriptCommands[name]
+	if command == nil {
+		return fmt.Errorf("there is no command %q", name)
 	}
-	return nodes, args[1:]
+	return command(s, out, nodes, args)
 }
 
 func (s *scripted) integer(text string) int {
@@ -159,24 +145,18 @@ func (s *scripted) pattern(text string) *regexp.Regexp {
 	return p
 }
 
-func (s *scripted) logOf(node int) string {
-	if node >= len(s.nodes) {
-		return "(no node)"
-	}
-	return s.nodes[node].log()
-}
+var setting = regexp.MustCompile(`^[A-Z][A-Z0-9_]*=`)
 
-// settings are the leading arguments of the form NAME=VALUE.
+// settingsOf are the leading arguments of the form NAME=VALUE.
 func settingsOf(args []string) (settings, rest []string) {
-	is := regexp.MustCompile(`^[A-Z][A-Z0-9_]*=`)
-	n := slices.IndexFunc(args, func(a string) bool { return !is.MatchString(a) })
+	n := slices.IndexFunc(args, func(a string) bool { return !setting.MatchString(a) })
 	if n < 0 {
 		n = len(args)
 	}
 	return args[:n], args[n:]
 }
 
-func (s *scripted) doStore(out io.Writer, args []string) error {
+func (s *scripted) doStore(out io.Writer, _ []*sluice, args []string) error {
 	what := s.kind
 	if len(args) > 0 {
 		what = args[0]
@@ -185,8 +165,7 @@ func (s *scripted) doStore(out io.Writer, args []string) error {
 	case "none":
 		s.store, s.redis = nil, nil
 	case "cluster":
-		s.redis = redistest.Cluster(s.TB, 3)[0]
-		s.script.Setenv("CLUSTER", s.redis.Addr)
+		s.script.Setenv("CLUSTER", redistest.Cluster(s.TB, 3)[0].Addr)
 	case "kill":
 		s.store.Kill()
 	case "run":
@@ -205,81 +184,64 @@ func (s *scripted) doStore(out io.Writer, args []string) error {
 		s.store = startStore(s.TB, what, args[min(1, len(args)):]...)
 		s.redis, _ = s.store.(*redistest.Server)
 		s.script.Setenv("STORE_URL", s.store.URL())
-		if s.redis != nil {
-			s.script.Setenv("REDIS", s.redis.Addr)
-		}
+		_, address, _ := strings.Cut(s.store.URL(), "://")
+		s.script.Setenv("STORE", address)
 	}
 	return nil
 }
 
-func (s *scripted) doAuthority(_ io.Writer, args []string) error {
+func (s *scripted) doTrust(_ io.Writer, _ []*sluice, args []string) error {
 	a := redistest.NewAuthority(s.TB)
-	s.authorities[args[0]] = a
+	for _, leaf := range args[1:] {
+		name, host, _ := strings.Cut(leaf, "=")
+		a.Sign(name, &x509.Certificate{DNSNames: strings.Fields(host), NotAfter: time.Now().Add(time.Hour)})
+	}
 	s.script.Setenv(args[0], filepath.Dir(a.File("ca.crt")))
 	return nil
 }
 
-func (s *scripted) doLeaf(_ io.Writer, args []string) error {
-	lasts, err := time.ParseDuration(args[2])
-	if err != nil {
-		return err
-	}
-	s.authorities[args[0]].Leaf(args[1], lasts, args[3:]...)
-	return nil
-}
-
-func (s *scripted) doFleet(_ io.Writer, args []string) error {
-	n := s.integer(args[0])
-	args = args[1:]
+func (s *scripted) doFleet(_ io.Writer, _ []*sluice, args []string) error {
 	for _, node := range s.nodes {
 		_ = node.cmd.Process.Kill()
 	}
-	s.nodes, s.clients, s.addrs, s.ring = nil, nil, nil, 0
+	s.nodes, s.addrs, s.ring = nil, nil, 0
+	n, args := s.integer(args[0]), args[1:]
 	if len(args) > 0 && strings.HasPrefix(args[0], "ring=") {
-		s.ring = s.integer(args[0][len("ring="):])
-		args = args[1:]
-	}
-	for range s.ring {
-		s.addrs = append(s.addrs, "127.0.0.1:"+freePort(s.TB))
+		s.ring, args = s.integer(args[0][len("ring="):]), args[1:]
 	}
 	s.env = append(s.env, args...)
-	for range n {
-		s.join()
-		s.named(len(s.nodes) - 1)
-	}
-	s.untilWhole()
+	s.begins(n)
+	s.named()
 	return nil
 }
 
-func (s *scripted) doJoin(_ io.Writer, args []string) error {
-	was := s.env
-	s.env = slices.Concat(was, args)
-	s.join().untilHealthy()
-	s.named(len(s.nodes) - 1)
-	s.env = was
+func (s *scripted) doJoin(_ io.Writer, _ []*sluice, args []string) error {
+	s.join(args...).untilHealthy()
+	s.named()
 	return nil
 }
 
-func (s *scripted) doServe(_ io.Writer, args []string) error {
+func (s *scripted) doServe(_ io.Writer, _ []*sluice, args []string) error {
 	env, flags := settingsOf(args)
 	cmd := command(slices.Concat(freePorts, []string{"DRAIN_TIME=0s"}, env), append([]string{"serve"}, flags...)...)
 	cmd.Dir = s.script.MkAbs(".")
-	s.add(start(s.TB, cmd))
-	s.named(len(s.nodes) - 1)
+	s.nodes = append(s.nodes, start(s.TB, cmd))
+	s.named()
 	return nil
 }
 
-// named gives a script the ports of a node: HTTP_PORT0, DEBUG0 and so on.
-func (s *scripted) named(node int) {
-	n := s.nodes[node]
-	for name, address := range map[string]string{"HTTP": n.http, "GRPC": n.rpc, "DEBUG": n.debug} {
-		_, port, _ := net.SplitHostPort(address)
-		s.script.Setenv(fmt.Sprint(name, node), address)
-		s.script.Setenv(fmt.Sprint(name, "_PORT", node), port)
+// named gives a script the ports of nodes: HTTP_PORT0, DEBUG0 and so on.
+func (s *scripted) named() {
+	for i, n := range s.nodes {
+		for name, address := range map[string]string{"HTTP": n.http, "GRPC": n.rpc, "DEBUG": n.debug} {
+			_, port, _ := net.SplitHostPort(address)
+			s.script.Setenv(fmt.Sprint(name, i), address)
+			s.script.Setenv(fmt.Sprint(name, "_PORT", i), port)
+		}
 	}
 }
 
-func (s *scripted) doSluice(out io.Writer, args []string) error {
+func (s *scripted) doSluice(out io.Writer, _ []*sluice, args []string) error {
 	env, args := settingsOf(args)
 	cmd := command(env, args...)
 	cmd.Dir = s.script.MkAbs(".")
@@ -293,24 +255,22 @@ func (s *scripted) doSluice(out io.Writer, args []string) error {
 	return err
 }
 
-func (s *scripted) doLimit(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
-	args = append(append([]string{"limit"}, args...), "--debug", s.nodes[nodes[0]].debug, "--token=hunter2")
+func (s *scripted) doLimit(out io.Writer, nodes []*sluice, args []string) error {
+	args = slices.Concat([]string{"limit"}, args, []string{"--debug", nodes[0].debug, "--token=hunter2"})
 	if slices.Contains([]string{"set", "rm", "import"}, args[1]) {
 		args = append(args, "--by=ops")
 	}
-	return s.doSluice(out, args)
+	return s.doSluice(out, nil, args)
 }
 
-func (s *scripted) doAsk(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
+func (s *scripted) doAsk(out io.Writer, nodes []*sluice, args []string) error {
 	text := strings.Join(args, " ")
 	if !strings.Contains(text, "|") {
 		text = "domain=d | " + text
 	}
 	q := parseRequest(s.TB, text)
 	for _, n := range nodes {
-		answer := s.nodes[n].overGRPC()(q)
+		answer := n.overGRPC(q)
 		fmt.Fprintln(out, answer)
 		if strings.HasPrefix(answer, "error: ") {
 			return errors.New(answer)
@@ -319,46 +279,40 @@ func (s *scripted) doAsk(out io.Writer, args []string) error {
 	return nil
 }
 
-var ranged = regexp.MustCompile(`^(\d+)(?:-(\d+))?$`)
-
-func (s *scripted) doAdmits(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
-	want := ranged.FindStringSubmatch(args[0])
-	if want == nil || len(args) < 4 || args[1] != "of" {
-		return fmt.Errorf("write admits LEAST-MOST of N KEY=VALUE...")
+func (s *scripted) doHold(out io.Writer, nodes []*sluice, args []string) error {
+	a, err := nodes[0].send(parseRequest(s.TB, "domain=d | "+strings.Join(args[1:], " ")))
+	held := a.GetDynamicMetadata().GetFields()["sluice_hold"].GetStringValue()
+	if err != nil || held == "" {
+		return fmt.Errorf("nothing is held: %v %w", a, err)
 	}
+	s.script.Setenv(args[0], held)
+	fmt.Fprintln(out, held)
+	return nil
+}
+
+func (s *scripted) doAdmits(out io.Writer, nodes []*sluice, args []string) error {
+	least, most, _ := strings.Cut(args[0], "-")
 	for _, entry := range args[3:] {
 		key, value, _ := strings.Cut(entry, "=")
 		admitted := 0
 		for i := range s.integer(args[2]) {
-			if a, err := s.send(nodes[i%len(nodes)], descriptor(1, key, value)); err != nil {
-				return err
-			} else if a.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+			if nodes[i%len(nodes)].admits(1, key, value) {
 				admitted++
 			}
 		}
 		fmt.Fprintln(out, entry, admitted)
-		if least, most := s.integer(want[1]), s.integer(cmp.Or(want[2], want[1])); admitted < least || admitted > most {
+		if admitted < s.integer(least) || admitted > s.integer(cmp.Or(most, least)) {
 			return fmt.Errorf("of %s %d are admitted", entry, admitted)
 		}
 	}
 	return nil
 }
 
-// ofPort has the port that serves a path.
-func (s *sluice) ofPort(path string) string {
-	if strings.HasPrefix(path, "/json") || strings.HasPrefix(path, "/healthcheck") {
-		return s.http + path
-	}
-	return s.debug + path
-}
-
 var header = regexp.MustCompile(`^[A-Z][A-Za-z-]+:`)
 
-func (s *scripted) doCall(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
+func (s *scripted) doCall(out io.Writer, nodes []*sluice, args []string) error {
 	var headers []string
-	body := ""
+	body, path := "", args[1]
 	for _, arg := range args[2:] {
 		if name := header.FindString(arg); name != "" {
 			headers = append(headers, strings.TrimSuffix(name, ":"), arg[len(name):])
@@ -367,7 +321,13 @@ func (s *scripted) doCall(out io.Writer, args []string) error {
 		}
 	}
 	for _, n := range nodes {
-		answer, text, err := try(args[0], s.nodes[n].ofPort(args[1]), body, headers...)
+		port := n.debug
+		if strings.HasPrefix(path, "/json") || strings.HasPrefix(path, "/healthcheck") {
+			port = n.http
+		} else if !strings.HasPrefix(path, "/") {
+			port = ""
+		}
+		answer, text, err := try(args[0], port+path, body, headers...)
 		if err != nil {
 			return err
 		}
@@ -376,13 +336,12 @@ func (s *scripted) doCall(out io.Writer, args []string) error {
 	return nil
 }
 
-func (s *scripted) doMetric(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
+func (s *scripted) doMetric(out io.Writer, nodes []*sluice, args []string) error {
 	got := 0
 	for _, n := range nodes {
-		sum, series := s.nodes[n].total(args[0])
+		sum, series := n.sum(args[0])
 		if series == 0 {
-			return fmt.Errorf("node %d has no metric %s", n, args[0])
+			return fmt.Errorf("a node has no metric %s", args[0])
 		}
 		got += sum
 	}
@@ -394,61 +353,27 @@ func (s *scripted) doMetric(out io.Writer, args []string) error {
 	return fmt.Errorf("it is %d", got)
 }
 
-// total is the sum of all series of a metric, or one series, and how many there are.
-func (s *sluice) total(name string) (sum, series int) {
-	_, text := s.get(s.debug + "/metrics")
-	for line := range strings.Lines(text) {
-		rest, ok := strings.CutPrefix(line, name)
-		if ok && (rest[0] == ' ' || rest[0] == '{') {
-			sum += s.number(rest[strings.LastIndexByte(rest, ' ')+1:])
-			series++
-		}
-	}
-	return sum, series
-}
-
-func (s *scripted) doLogs(_ io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
+func (s *scripted) doLogs(_ io.Writer, nodes []*sluice, args []string) error {
 	for _, n := range nodes {
-		if !s.pattern(args[0]).MatchString(s.logOf(n)) {
-			return fmt.Errorf("node %d does not log it", n)
+		if !s.pattern(args[0]).MatchString(n.log()) {
+			return errors.New("a node does not log it")
 		}
 	}
 	return nil
 }
 
-func (s *scripted) doHealthy(_ io.Writer, args []string) error {
-	nodes, _ := s.chosen(args)
+func (s *scripted) doEnds(out io.Writer, nodes []*sluice, args []string) error {
 	for _, n := range nodes {
-		if !s.nodes[n].healthy() {
-			return fmt.Errorf("node %d is not healthy", n)
+		switch strings.Join(args, " ") {
+		case "TERM":
+			n.Signal(syscall.SIGTERM)
+		case "INT":
+			n.Signal(syscall.SIGINT)
+		case "KILL":
+			n.Signal(syscall.SIGKILL)
 		}
-	}
-	return nil
-}
-
-var signals = map[string]syscall.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL, "HUP": syscall.SIGHUP}
-
-func (s *scripted) doSignal(_ io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
-	for _, n := range nodes {
-		signal, known := signals[args[0]]
-		if !known {
-			s.script.Fatalf("there is no signal %s", args[0])
-		}
-		s.nodes[n].Signal(signal)
-	}
-	return nil
-}
-
-func (s *scripted) doEnds(out io.Writer, args []string) error {
-	nodes, args := s.chosen(args)
-	for _, n := range nodes {
-		if len(args) > 0 {
-			s.nodes[n].Signal(signals[args[0]])
-		}
-		err := <-s.nodes[n].exited
-		fmt.Fprint(out, s.logOf(n))
+		err := <-n.exited
+		fmt.Fprint(out, n.log())
 		if err != nil && !slices.Contains(args, "KILL") {
 			return err
 		}
@@ -456,31 +381,24 @@ func (s *scripted) doEnds(out io.Writer, args []string) error {
 	return nil
 }
 
-// errUnmet is of a command that succeeds, and prints something else than is waited for.
-var errUnmet = errors.New("the condition is not met")
-
-func (s *scripted) doUntil(out io.Writer, args []string) error {
-	rest, not := args, args[0] == "!"
+func (s *scripted) doUntil(out io.Writer, _ []*sluice, args []string) error {
+	not := args[0] == "!"
 	if not {
-		rest = rest[1:]
+		args = args[1:]
 	}
-	var want *regexp.Regexp
-	if i := slices.Index(rest, "--"); i > 0 {
-		want = s.pattern(rest[i+1])
-		rest = rest[:i]
-	}
-	does := scriptCommands[rest[0]]
-	if does == nil {
-		return fmt.Errorf("there is no command %q", rest[0])
+	want := s.pattern("")
+	if i := slices.Index(args, "--"); i > 0 {
+		want = s.pattern(args[i+1])
+		args = args[:i]
 	}
 	var last bytes.Buffer
 	var err error
 	if !becomes(func() bool {
 		last.Reset()
-		err = does(s, &last, rest[1:])
-		return (err == nil) != not && (want == nil || want.Match(last.Bytes()))
+		err = s.does(args[0], &last, args[1:])
+		return (err == nil) != not && want.Match(last.Bytes())
 	}) {
-		return fmt.Errorf("not within %v: %w; the last answer:\n%s", patience, errors.Join(err, errUnmet), &last)
+		return fmt.Errorf("not within %v: %w; the last answer:\n%s", patience, errors.Join(err, errors.New("the condition is not met")), &last)
 	}
 	_, err = last.WriteTo(out)
 	return err
