@@ -15,7 +15,7 @@ import (
 
 // holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string                       `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Secret keys of holds, separated by commas, the same at all nodes. @FILE reads them from a file, and again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key. Nodes accept holds of all keys. Default: a key from PEER_SECRET, or for a single node a random key."`
+	Keys string                       `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Secret keys that sign holds, separated by commas, the same at all nodes. @FILE reads them from a file, and again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key. Nodes accept holds of all keys. Default: a key from PEER_SECRET, or for a single node a random key."`
 	read *upkeep.FileValue[time.Time] // when the file was read last; nil: there is none
 }
 

@@ -34,7 +34,7 @@ type flags struct {
 	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"Report the node as healthy only while a domain has rules."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
-	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE or GRPC_XDS_SOTW."`
+	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE, or GRPC_XDS_SOTW for a management server (xDS)."`
 	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port, which serves /json, /healthcheck, /readyz, /healthz and /livez."`
 	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"HTTP port."`
 	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port, which serves RateLimitService v3, health and reflection."`
@@ -69,17 +69,17 @@ type flags struct {
 	caps         settings.Caps         // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The maximum of keys, connections, requests in flight and rules follows from it. Default: GOMEMLIMIT, or the limit of the container. Without both: the memory of the machine, at most 2 GiB."`
-	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum number of tracked keys. 0: as many as half of the memory of the process or container holds, or a quarter of the machine's, at most 10,000,000. Without a store, further keys share accounts. With a store, each node limits further keys alone."`
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum number of tracked keys. 0: as many as fit into half of the memory of the process or container, at most 10,000,000. If these have no limit, a quarter of the machine's memory counts. Without a store, further keys share accounts. With a store, each node limits further keys alone."`
 	AuditFile string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules, as JSON lines. A line is written before its tokens are spent. At 64 MB, the file moves to FILE.1."`
 	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
 	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
 
-	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Maximum wait of a caller for its answer, in place of longer deadlines (grpc-timeout) and missing ones. Under overload, the node at once rejects calls whose answers would be too late. 0: no call is rejected."`
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Maximum wait of a caller for its answer. It replaces missing and longer deadlines (grpc-timeout). Under overload, the node at once rejects calls whose answers would be too late. 0: no call is rejected."`
 
-	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of the local cache of envoyproxy/ratelimit, in bytes. Above 0, the counter over_limit_with_local_cache counts. The size changes no decision."`
+	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of the local cache of envoyproxy/ratelimit, in bytes. Sluice needs none: a size above 0 only turns on the counter over_limit_with_local_cache."`
 	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds. The alerts here expect seconds."`
 
-	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. Sluice refuses memcache, unless you set REDIS_URL or COORDINATION_MAX_NODES=1."`
+	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. Sluice cannot use memcache: with this value, set REDIS_URL, or COORDINATION_MAX_NODES=1 for a single node."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"Host of the statsd server."`

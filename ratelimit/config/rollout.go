@@ -55,13 +55,13 @@ var Effects = []Effect{
 		Spent:  "stay charged. Requests in flight are settled by their holds",
 		Leases: "stay",
 		Meanwhile: "each node takes holds by its own rules, and settles the holds of all nodes. For a hold without an " +
-			"id (on), it subtracts the amount in its own rules",
+			"id, it subtracts the amount in its own rules",
 	},
 	{
 		Fields:    []string{"reclaim"},
 		Spent:     "stay charged",
 		Leases:    "are reclaimed early only if they were claimed under the new rule",
-		Meanwhile: "the bound that eager declares holds",
+		Meanwhile: "the declared bound of reclaim: eager holds",
 	},
 	{
 		Fields:    []string{"on_store_failure"},
@@ -77,7 +77,7 @@ var Effects = []Effect{
 	},
 	{
 		Fields:    []string{"unlimited", "rate_limit"},
-		Spent:     "of the limited rule are dropped when their window ends",
+		Spent:     "are dropped when the window of the limited rule ends",
 		Leases:    "are returned by nodes with the unlimited rule",
 		Meanwhile: "nodes with the unlimited rule admit all requests without a charge. The others keep the limit",
 	},

@@ -39,7 +39,7 @@ type Redis struct {
 
 	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
 
-	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health checks while Redis does not answer. With both values, on_store_failure decides requests meanwhile."`
+	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health checks while Redis does not answer. The setting changes no decision: on_store_failure applies as always."`
 
 	urlSetting string // that has its URL: "" means REDIS_URL
 	log        *slog.Logger
