@@ -324,92 +324,68 @@ func TestRefusedRequestsCostNothing(t *testing.T) {
 // Clients look whether they may, and charge what it cost when it is done (as with LLM tokens). A charge is booked whole:
 // what is used beyond the limit is at most what was under way, and from then on everybody is refused.
 func TestChargesAfterTheFact(t *testing.T) {
-	const clients, limit, cost = 20, 10_000, 5_000
 	for algorithm := range ratelimit.RateAlgorithms() {
-		w := newWorld(t, 1, limit)
-		w.rule.Limit.Algorithm, w.rule.Limit.Burst, w.rule.Limit.Unit = ratelimit.Algorithm(algorithm), limit, minute
+		w := newWorld(t, 1, 10_000)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10_000
 		w.ring("a:1", "b:1", "c:1")
-		used, since, passed := tokens(0), ratelimit.Instant(0), 0
-		var client func(i int)
-		client = func(i int) {
-			addr := w.addrs[(i+w.rnd.IntN(2))%3]
-			w.at(addr, ratelimit.Peek, 0, func(v *verdict) {
-				if v.OverLimit {
-					w.in(20*time.Millisecond, func() { client(i) })
-					return
-				}
-				if since != 0 && w.now.Sub(since) > 50*time.Millisecond {
+		peeks := func() (passed int) {
+			for _, addr := range w.addrs {
+				if !w.one(addr, ask{Key: keyOf(0), Kind: ratelimit.Peek}).OverLimit {
 					passed++
 				}
-				w.in(300*time.Millisecond, func() {
-					w.at(addr, spend, cost, func(*verdict) {
-						if used += cost; used >= limit && since == 0 {
-							since = w.now
-						}
-						client(i)
-					})
-				})
-			})
+			}
+			return passed
 		}
-		for i := range clients {
-			w.in(time.Duration(i)*7*time.Millisecond, func() { client(i) })
+		for i, addr := range w.addrs {
+			before, v := peeks(), w.one(addr, ask{Key: keyOf(0), Cost: 6000})
+			if (before == 3) != (i < 2) || v.OverLimit != (i > 0) || v.Charged+v.Debt != 6000 {
+				t.Errorf("%v: %d nodes say before charge %d that some is left: %+v", w.rule.Limit, before, i, v)
+			}
 		}
-		w.play(8 * time.Second)
-		if used > limit+clients*cost || used < limit || passed > 0 {
-			t.Errorf("%v: %d were used of %d, with %d x %d under way, and %d passed after that",
-				w.rule.Limit, used, limit, clients, cost, passed)
+		w.one("b:1", ask{Key: keyOf(0), Kind: refund, Cost: 6000})
+		if n, left := peeks(), w.left("c:1", keyOf(0)); n > 0 || left > 0 {
+			t.Errorf("%v: of 12000 that are used of 10000 %d are left, and %d nodes admit", w.rule.Limit, left, n)
 		}
 	}
 }
 
-// at asks a node for the first key, and goes on with its verdict.
-func (w *world) at(addr string, kind ratelimit.Kind, cost tokens, then func(v *verdict)) {
-	v := make([]verdict, 1)
-	w.nodes[addr].Ask([]ask{{Rule: w.rule, Key: keyOf(0), Kind: kind, Cost: cost}}, v, nil, func() {
-		if v[0].Source == ratelimit.FromFallback {
-			w.Errorf("%s has decided without the owner: %+v", addr, v[0])
-		}
-		then(&v[0])
-	})
-}
-
 // Each charge is given back at its end: at most the limit is in flight at once, and no token is lost.
 func TestChargesThatComeBack(t *testing.T) {
-	const limit = 10
-	for _, clients := range []int{3, 8, 32} {
-		w := newWorld(t, 1, limit)
-		w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-		w.ring("a:1", "b:1", "c:1")
-		under, most, ends := 0, 0, w.now.Add(time.Second)
-		soon := func(most int) time.Duration { return time.Duration(1+w.rnd.IntN(most)) * time.Millisecond }
-		var client func()
-		client = func() {
-			if w.now >= ends {
+	const limit, clients = 10, 32
+	w := newWorld(t, 1, limit)
+	w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+	w.ring("a:1", "b:1", "c:1")
+	under, most, ends := 0, 0, w.now.Add(time.Second)
+	at := func(kind ratelimit.Kind, then func(v *verdict)) {
+		v := make([]verdict, 1)
+		n := w.nodes[w.addrs[w.rnd.IntN(3)]]
+		n.Ask([]ask{{Rule: w.rule, Key: keyOf(0), Kind: kind, Cost: 1}}, v, nil, func() { then(&v[0]) })
+	}
+	var client func()
+	soon := func(do func()) { w.in(time.Duration(1+w.rnd.IntN(10))*time.Millisecond, do) }
+	client = func() {
+		if w.now >= ends {
+			return
+		}
+		at(spend, func(v *verdict) {
+			if v.OverLimit {
+				soon(client)
 				return
 			}
-			w.at(w.addrs[w.rnd.IntN(3)], spend, 1, func(v *verdict) {
-				if v.OverLimit {
-					w.in(soon(5), client)
-					return
-				}
-				under++
-				most = max(most, under)
-				w.in(soon(10), func() {
-					under--
-					w.at(w.addrs[w.rnd.IntN(3)], refund, 1, func(*verdict) { client() })
-				})
+			under++
+			most = max(most, under)
+			soon(func() {
+				under--
+				at(refund, func(*verdict) { client() })
 			})
-		}
-		for i := range clients {
-			w.in(time.Duration(i)*time.Millisecond, client)
-		}
-		w.play(2 * time.Second)
-		if most > limit || under != 0 || clients > limit && most < limit {
-			t.Errorf("%d clients: %d were under way at once", clients, most)
-		}
-		if left := w.left("a:1", keyOf(0)); left != limit {
-			t.Errorf("%d clients: %d are left in the end", clients, left)
-		}
+		})
+	}
+	for range clients {
+		soon(client)
+	}
+	w.play(2 * time.Second)
+	if left := w.left("a:1", keyOf(0)); most != limit || under != 0 || left != limit {
+		t.Errorf("%d were under way at once, and %d are left in the end", most, left)
 	}
 }
 
@@ -444,12 +420,11 @@ func TestSettlementsComeToTheOwner(t *testing.T) {
 // A charge that is taken back while its account moves is credited where the account is in the end.
 func TestUndoFollowsItsAccount(t *testing.T) {
 	for i := range ratelimit.RateAlgorithms() {
-		const limit, keys = 100, 50
-		w := newWorld(t, keys, limit)
-		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(i), limit
+		w := newWorld(t, 50, 100)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(i), 100
 		w.ring("a:1", "b:1", "c:1")
 		w.fill(4, "a:1")
-		asks := make([]ask, keys)
+		asks := make([]ask, len(w.admitted))
 		for k := range asks {
 			asks[k] = ask{Key: keyOf(k), Cost: 4}
 		}
@@ -459,9 +434,9 @@ func TestUndoFollowsItsAccount(t *testing.T) {
 		w.until("it is leaving", w.nodes["a:1"].sees(2))
 		w.nodes["a:1"].Undo(asks, charged)
 		w.play(6 * time.Second)
-		for k := range keys {
-			if left := w.left("a:1", keyOf(k)); left != limit-4 {
-				t.Errorf("%v, key %d: %d are left of %d", w.rule.Limit.Algorithm, k, left, limit)
+		for k := range asks {
+			if left := w.left("a:1", keyOf(k)); left != 96 {
+				t.Errorf("%v, key %d: %d are left of 100", w.rule.Limit.Algorithm, k, left)
 			}
 		}
 	}
