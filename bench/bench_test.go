@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -190,27 +189,9 @@ func TestBeyondTheBound(t *testing.T) {
 
 // The figures of a row are the medians of its rounds, and for some also the most. Problems are all kept.
 func TestMediansOfRounds(t *testing.T) {
-	r := ofRounds([]Measured{{Mode: "leasing", CPU: 30, Asked: 7, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, Asked: 5, P99: 2, Problem: "two"}})
-	if r.CPU != 20 || r.MostCPU != 30 || r.Asked != 5 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" || r.Mode != "leasing" {
+	r := ofRounds([]Measured{{CPU: 30, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, P99: 2, Problem: "two"}})
+	if r.CPU != 20 || r.MostCPU != 30 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" {
 		t.Errorf("%+v", r)
-	}
-	var order []int
-	_ = inTurn(2, 3, func(_, way int) error { order = append(order, way); return nil })
-	if !slices.Equal(order, []int{0, 1, 2, 1, 2, 0}) {
-		t.Errorf("ways are measured in the order %v", order)
-	}
-}
-
-// Each row has a load, and its rules are those of a file.
-func TestEveryRowHasALoad(t *testing.T) {
-	all := slices.Concat(rows, scenarios, peerRows())
-	for _, r := range all {
-		if errs := r.load(100, time.Second).Validate(); errs != nil || r.id == "" || r.name == "" {
-			t.Errorf("%s: %v", r.name, errs)
-		}
-	}
-	if len(all) != 32 || len(peerRows()) != 5 {
-		t.Errorf("there are %d rows, %d of them beside others", len(all), len(peerRows()))
 	}
 }
 

@@ -545,7 +545,8 @@ func TestWhenANodeJoins(t *testing.T) {
 		w.addrs = append(w.addrs, "a:1")
 		x.of(p)
 		a, began := w.start("a:1"), w.now
-		joined, ready := time.Hour, time.Hour
+		joined, ready, early := time.Hour, time.Hour, make([]verdict, 1)
+		a.Ask([]ask{{Rule: w.rule, Key: keyIn(0, "a:1", "b:1"), Cost: 1}}, early, nil, func() {})
 		for i := range 30 * 200 {
 			at := w.now.Sub(began)
 			if joined == time.Hour && slices.Contains(a.Stats().Members, "a:1") {
@@ -562,6 +563,9 @@ func TestWhenANodeJoins(t *testing.T) {
 		if joined < x.joins || joined > x.joins+time.Second || ready < x.readys || ready > x.readys+time.Second {
 			t.Errorf("%s: it has joined after %v, want %v, and is ready after %v, want %v",
 				x.what, joined, x.joins, ready, x.readys)
+		}
+		if outside := early[0].Source == ratelimit.FromFallback && early[0].OverLimit; x.joins > 0 && !outside {
+			t.Errorf("%s: it decides as if it were alone: %+v", x.what, early[0])
 		}
 	}
 }

@@ -25,7 +25,7 @@ var keySets = map[string]func(int) string{
 	"random":     func(i int) string { return fmt.Sprint(rand.New(rand.NewPCG(uint64(i), 1)).Uint64()) },
 }
 
-const manyKeys = 300_000
+const manyKeys = 100_000
 
 // The busiest node has at most 1.10 times the mean; one more node takes at
 // most 1.15 times its fair share, and keys move to it only.
@@ -147,5 +147,21 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 		if HashOf(k) != xxhash.Sum64(k) {
 			t.Errorf("%q is not hashed whole", k)
 		}
+	}
+}
+
+// A ring is built once for the same nodes. Of the last rings, at most 64 are kept.
+func TestRingsAreKept(t *testing.T) {
+	nodes := func(name string) []string { return []string{name, "z:1"} }
+	if first := Of(nodes("a:1")); first != Of(nodes("a:1")) {
+		t.Error("the same ring was built twice")
+	}
+	most := 0
+	for i := range 2*64 + 1 {
+		Of([]string{fmt.Sprint("few:", i)})
+		most = max(most, len(kept.of))
+	}
+	if most != 64 {
+		t.Errorf("%d rings were kept", most)
 	}
 }
