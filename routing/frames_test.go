@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
@@ -423,18 +424,18 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		{moved.MostApart + time.Second, "a:1", false},
 	} {
 		key, to := keyIn(100*i, slices.Compact([]string{x.owner, "a:1", "b:1"})...), moved.NewWriter(w.here())
-		account := w.used(4)
-		account.Begins = w.here().Add(x.begins)
-		account.Ends = account.Begins.Add(time.Minute)
-		to.Account(key, &account)
+		sent := w.used(4)
+		sent.Begins = w.here().Add(x.begins)
+		sent.Ends = sent.Begins.Add(time.Minute)
+		to.Account(key, &sent)
 		before := a.Stats().RejectedBy["account"]
-		sent := int64(w.here().Add(-behind))
-		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: sent, Accounts: to.B}})
+		at := int64(w.here().Add(-behind))
+		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: at, Accounts: to.B}})
 		got, ok := a.local.TakeOut(w.now, key)
 		if refused := len(f.GetReceipts()[0].GetRefused()) > 0; ok != x.taken || refused != (x.owner != "a:1") {
 			t.Errorf("%+v: it has it %v, and refuses it %v", x, ok, refused)
 		}
-		if by := got.Begins.Sub(account.Begins); ok && (by < behind || by > behind+10*time.Millisecond) {
+		if by := got.Begins.Sub(sent.Begins); ok && (by < behind || by > behind+10*time.Millisecond) {
 			t.Errorf("%+v: it goes on %v later", x, by)
 		}
 		if n := a.Stats().RejectedBy["account"] - before; (n > 0) != (x.begins > moved.MostApart) {
@@ -531,6 +532,9 @@ func TestWhenANodeJoins(t *testing.T) {
 		of            func(p *peer)
 		joins, readys time.Duration // at the earliest, and at most a second later
 	}{
+		{"it has a store, and a peer that may have accounts", func(p *peer) {
+			p.ledger, p.mute = account.NewMemory(p.here), true
+		}, 0, 0},
 		{"it meets a peer that has nothing", func(*peer) {}, 0, 0},
 		{"it meets a peer that may have accounts", func(p *peer) { p.shy = true }, 0, 10 * time.Second},
 		{"its announcement is not confirmed", func(p *peer) { p.mute = true }, 0, 10 * time.Second},
