@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -197,6 +198,15 @@ func TestMediansOfRounds(t *testing.T) {
 	}
 }
 
+// Each row has a load.
+func TestEveryRowHasALoad(t *testing.T) {
+	for _, r := range slices.Concat(rows, scenarios, peerRows()) {
+		if errs := r.load(100, time.Second).Validate(); errs != nil || r.id == "" || r.name == "" {
+			t.Errorf("%s: %v", r.name, errs)
+		}
+	}
+}
+
 // Options that are wrong are refused, with each problem. Where the other limiters cannot be built, the command says so.
 func TestOptionsAreChecked(t *testing.T) {
 	for want, m := range map[string]report.Measurement{
@@ -289,7 +299,9 @@ func TestBeside(t *testing.T) {
 		Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10, Streams: 250, Buckets: 3, Reports: 500,
 	})
 	for _, s := range r.Servers {
-		if s.Calls < 140 || s.Calls > 260 || s.CPUPerCall <= 0 || s.P99 < s.P50 {
+		// What the streams take is subtracted: on a busy machine, that may be more than was left for the calls.
+		beside := strings.Contains(s.Name, "with streams")
+		if s.Calls < 140 || s.Calls > 260 || s.CPUPerCall <= 0 && !beside || s.P99 < s.P50 {
 			t.Errorf("%+v", s)
 		}
 	}
