@@ -110,13 +110,15 @@ func TestTurnOfAWindow(t *testing.T) {
 	}
 }
 
-// Real fleets, a Redis each: every mode answers all that is asked, within what it
-// declares, and what Redis did is there to compare.
+// Real fleets, a Redis each: they answer all that is asked, within what their mode declares, and what Redis did is there
+// to compare. TestAccuracy has the mode that is not here.
 func TestStore(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*Compared](t, &StoreOptions{Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1})
-	if len(r.Measured) != 5 {
-		t.Fatalf("%d measurements, want 5", len(r.Measured))
+	r, page := sluicetest.Measure[*Compared](t, &StoreOptions{
+		Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Modes: []string{"routing", "approx"}, Seed: 1,
+	})
+	if len(r.Measured) != 3 {
+		t.Fatalf("%d measurements, want 3", len(r.Measured))
 	}
 	for i, m := range r.Measured {
 		// Redis' time is certain where each request asks it: else it may be lost in what an idle one takes.
@@ -140,10 +142,10 @@ func TestStore(t *testing.T) {
 func TestAccuracy(t *testing.T) {
 	t.Parallel()
 	r, page := sluicetest.Measure[*Compared](t, &AccuracyOptions{
-		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing", "approx"},
+		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing"},
 	})
-	if len(r.Measured) != 6 {
-		t.Errorf("%d measurements, want 6", len(r.Measured))
+	if len(r.Measured) != 3 {
+		t.Errorf("%d measurements, want 3", len(r.Measured))
 	}
 	for _, m := range r.Measured {
 		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
@@ -190,27 +192,18 @@ func TestBeyondTheBound(t *testing.T) {
 
 // The figures of a row are the medians of its rounds, and for some also the most. Problems are all kept.
 func TestMediansOfRounds(t *testing.T) {
-	r := ofRounds([]Measured{{Mode: "leasing", CPU: 30, Asked: 7, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, Asked: 5, P99: 2, Problem: "two"}})
-	if r.CPU != 20 || r.MostCPU != 30 || r.Asked != 5 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" || r.Mode != "leasing" {
+	r := ofRounds([]Measured{{CPU: 30, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, P99: 2, Problem: "two"}})
+	if r.CPU != 20 || r.MostCPU != 30 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" {
 		t.Errorf("%+v", r)
-	}
-	var order []int
-	_ = inTurn(2, 3, func(_, way int) error { order = append(order, way); return nil })
-	if !slices.Equal(order, []int{0, 1, 2, 1, 2, 0}) {
-		t.Errorf("ways are measured in the order %v", order)
 	}
 }
 
-// Each row has a load, and its rules are those of a file.
+// Each row has a load.
 func TestEveryRowHasALoad(t *testing.T) {
-	all := slices.Concat(rows, scenarios, peerRows())
-	for _, r := range all {
+	for _, r := range slices.Concat(rows, scenarios, peerRows()) {
 		if errs := r.load(100, time.Second).Validate(); errs != nil || r.id == "" || r.name == "" {
 			t.Errorf("%s: %v", r.name, errs)
 		}
-	}
-	if len(all) != 32 || len(peerRows()) != 5 {
-		t.Errorf("there are %d rows, %d of them beside others", len(all), len(peerRows()))
 	}
 }
 
@@ -306,7 +299,9 @@ func TestBeside(t *testing.T) {
 		Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10, Streams: 250, Buckets: 3, Reports: 500,
 	})
 	for _, s := range r.Servers {
-		if s.Calls < 140 || s.Calls > 260 || s.CPUPerCall <= 0 || s.P99 < s.P50 {
+		// What the streams take is subtracted: on a busy machine, that may be more than was left for the calls.
+		beside := strings.Contains(s.Name, "with streams")
+		if s.Calls < 140 || s.Calls > 260 || s.CPUPerCall <= 0 && !beside || s.P99 < s.P50 {
 			t.Errorf("%+v", s)
 		}
 	}

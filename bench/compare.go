@@ -9,6 +9,7 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/sluice-gate/sluice/bench/caller"
@@ -163,15 +164,16 @@ const idleTime = time.Second
 
 // one plays one row in one way.
 func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measured, error) {
-	idle, err := idleRedis(ctx)
-	if err != nil {
-		return Measured{}, err
-	}
+	var idle float64
+	var watching errgroup.Group // beside the fleet, which waits until its Redis is old enough
+	watching.Go(func() (err error) { idle, err = idleRedis(ctx); return err })
 	f, err := c.open(r, w, nodes)
-	if err != nil {
+	if f != nil {
+		defer f.Stop()
+	}
+	if err := errors.Join(err, watching.Wait()); err != nil {
 		return Measured{}, err
 	}
-	defer f.Stop()
 	t := newTally(r.limit, r.window())
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), r.window(), c.length)); err != nil {
 		return Measured{}, err

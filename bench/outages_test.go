@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-var outages = flag.Int("outages", 2, "number of times that TestOutagesOfRedis kills its Redis")
+var outages = flag.Int("outages", 1, "number of times that TestOutagesOfRedis kills its Redis")
 
 const (
 	outageNodes  = 3

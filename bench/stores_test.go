@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -34,8 +33,7 @@ import (
 var (
 	length   = flag.Duration("length", 200*time.Millisecond, "how long TestStores measures each row in each way")
 	measured = flag.String("rows", "6", "which rows TestStores measures")
-	stores   = flag.String("stores", "redis,postgres,etcd", "which stores TestStores and TestWarmNodes measure")
-	rounds   = flag.Int("rounds", 2, "how often TestWarmNodes measures each store, in turn")
+	stores   = flag.String("stores", "redis,postgres,etcd", "which stores TestStores measures")
 )
 
 // real is a real server of a store, and two ways to use it.
@@ -202,57 +200,5 @@ func measureStore(t *testing.T, store string, server real, r *row, idle float64)
 	// Processors are counted in ticks of 10 ms, and what the server does unasked is subtracted: a short run says little.
 	if asked == 0 || *length >= 5*time.Second && (each == 0 || r.id == "6" && leased > each/2) {
 		t.Errorf("a decision costs %v with leases, and %v where each asks", leased, each)
-	}
-}
-
-// What a node's processors do for a decision on a warm key, with each store in turn: the same, for no store is asked.
-//
-//	go test -v -run TestWarmNodes ./bench -rounds 20
-func TestWarmNodes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts servers")
-	}
-	const decisions = 200_000
-	names := append([]string{"memory"}, strings.Split(*stores, ",")...)
-	rule := rows[5].rule(nil)
-	rule.Limit.Requests = 4e9 // of which a lease outlasts the test
-	rule.Coordination.StoreDeadline = time.Second
-	var warm []func(n int) (fromLease int)
-	for _, name := range names {
-		var l account.Ledger = account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
-		if name != "memory" {
-			l = startReal(t, name).ledger("warm:")
-		}
-		fleet, clock := nodes(t, l)
-		asks, verdicts := []ratelimit.Ask{{Rule: rule, Key: []byte("key"), Cost: 1}}, make([]ratelimit.Verdict, 1)
-		run := func(n int) (fromLease int) {
-			for range n {
-				fleet[0].Decide(t.Context(), clock(), asks, verdicts)
-				if verdicts[0].Source == ratelimit.FromLease && !verdicts[0].OverLimit {
-					fromLease++
-				}
-			}
-			return fromLease
-		}
-		for run(1000) < 1000 {
-		}
-		warm = append(warm, run)
-	}
-	took := make([][]time.Duration, len(names))
-	used := cpuOf(t, os.Getpid())
-	for range *rounds {
-		for i, run := range warm {
-			before := used()
-			if fromLease := run(decisions); fromLease < decisions {
-				t.Fatalf("%s: %d of %d decisions on a warm key are from its lease", names[i], fromLease, decisions)
-			}
-			took[i] = append(took[i], (used()-before)*1000/decisions)
-		}
-	}
-	least := slices.Min(took[0])
-	for i, name := range names {
-		slices.Sort(took[i])
-		t.Logf("%s: 1,000 decisions cost the node %v at least, %v in the median: %.3f of memory's least", name, took[i][0],
-			took[i][len(took[i])/2], float64(took[i][0])/float64(least))
 	}
 }

@@ -2,17 +2,15 @@ package routing_test
 
 import (
 	"maps"
-	"math"
 	"slices"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
-	"github.com/sluice-gate/sluice/ratelimit/table"
 	"github.com/sluice-gate/sluice/routing"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -338,39 +336,34 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 	}
 }
 
-// What a peer says of an ask is taken where it can be meant.
+// What an owner answers is what a node that has asked it returns.
 func TestVerdictOfAPeer(t *testing.T) {
+	w, a, p := newPeer(t, "b:1")
 	for _, x := range []struct {
 		reply *wire.Reply
 		want  verdict
-		ok    bool
 	}{
-		{&wire.Reply{}, verdict{}, true},
 		{
 			&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4},
 			verdict{OverLimit: true, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4},
-			true,
 		},
-		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{}, true}, // nothing is negative
-		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Charged: 1, Debt: 1}, true},
-		{&wire.Reply{Charged: 3}, verdict{}, false}, // it costs 2
-		{&wire.Reply{Charged: 2, Debt: 1}, verdict{}, false},
-		{&wire.Reply{Remaining: math.MaxInt64}, verdict{}, false},
-		{&wire.Reply{Window: -1}, verdict{}, false},
-		{&wire.Reply{Status: 2}, verdict{}, false},
-		{&wire.Reply{Status: 3}, verdict{}, false},
+		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{}}, // nothing is negative
+		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Charged: 1, Debt: 1}},
+		{&wire.Reply{Status: 2}, verdict{Source: ratelimit.FromFallback}},
+		{&wire.Reply{Status: 3}, verdict{Source: ratelimit.FromFallback}},
 	} {
-		w, a, p := newPeer(t, "b:1")
 		v := make([]verdict, 1)
 		a.Ask([]ask{{Rule: w.rule, Key: keyIn(0, "b:1", "a:1"), Cost: 2}}, v, nil, func() {})
 		x.reply.Id = p.heard().GetAsks()[0].GetId()
 		p.answers(&wire.Frame{Replies: []*wire.Reply{x.reply}})
-		w.play(time.Second)
-		if x.ok {
+		if x.reply.GetStatus() > 0 {
+			w.play(time.Second)
+			v[0] = verdict{Source: v[0].Source}
+		} else {
 			x.want.Source = ratelimit.FromOwner
 		}
-		if x.ok != (v[0].Source == ratelimit.FromOwner) || x.ok && v[0] != x.want {
-			t.Errorf("%v: %+v", x.reply, v)
+		if v[0] != x.want {
+			t.Errorf("%v: %+v", x.reply, v[0])
 		}
 	}
 }
@@ -423,18 +416,18 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		{moved.MostApart + time.Second, "a:1", false},
 	} {
 		key, to := keyIn(100*i, slices.Compact([]string{x.owner, "a:1", "b:1"})...), moved.NewWriter(w.here())
-		account := w.used(4)
-		account.Begins = w.here().Add(x.begins)
-		account.Ends = account.Begins.Add(time.Minute)
-		to.Account(key, &account)
+		sent := w.used(4)
+		sent.Begins = w.here().Add(x.begins)
+		sent.Ends = sent.Begins.Add(time.Minute)
+		to.Account(key, &sent)
 		before := a.Stats().RejectedBy["account"]
-		sent := int64(w.here().Add(-behind))
-		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: sent, Accounts: to.B}})
+		at := int64(w.here().Add(-behind))
+		f := p.says(&wire.Frame{Parcel: &wire.Parcel{Number: uint64(i + 1), Sent: at, Accounts: to.B}})
 		got, ok := a.local.TakeOut(w.now, key)
 		if refused := len(f.GetReceipts()[0].GetRefused()) > 0; ok != x.taken || refused != (x.owner != "a:1") {
 			t.Errorf("%+v: it has it %v, and refuses it %v", x, ok, refused)
 		}
-		if by := got.Begins.Sub(account.Begins); ok && (by < behind || by > behind+10*time.Millisecond) {
+		if by := got.Begins.Sub(sent.Begins); ok && (by < behind || by > behind+10*time.Millisecond) {
 			t.Errorf("%+v: it goes on %v later", x, by)
 		}
 		if n := a.Stats().RejectedBy["account"] - before; (n > 0) != (x.begins > moved.MostApart) {
@@ -531,6 +524,9 @@ func TestWhenANodeJoins(t *testing.T) {
 		of            func(p *peer)
 		joins, readys time.Duration // at the earliest, and at most a second later
 	}{
+		{"it has a store, and a peer that may have accounts", func(p *peer) {
+			p.ledger, p.mute = account.NewMemory(p.here), true
+		}, 0, 0},
 		{"it meets a peer that has nothing", func(*peer) {}, 0, 0},
 		{"it meets a peer that may have accounts", func(p *peer) { p.shy = true }, 0, 10 * time.Second},
 		{"its announcement is not confirmed", func(p *peer) { p.mute = true }, 0, 10 * time.Second},
@@ -545,7 +541,8 @@ func TestWhenANodeJoins(t *testing.T) {
 		w.addrs = append(w.addrs, "a:1")
 		x.of(p)
 		a, began := w.start("a:1"), w.now
-		joined, ready := time.Hour, time.Hour
+		joined, ready, early := time.Hour, time.Hour, make([]verdict, 1)
+		a.Ask([]ask{{Rule: w.rule, Key: keyIn(0, "a:1", "b:1"), Cost: 1}}, early, nil, func() {})
 		for i := range 30 * 200 {
 			at := w.now.Sub(began)
 			if joined == time.Hour && slices.Contains(a.Stats().Members, "a:1") {
@@ -563,229 +560,8 @@ func TestWhenANodeJoins(t *testing.T) {
 			t.Errorf("%s: it has joined after %v, want %v, and is ready after %v, want %v",
 				x.what, joined, x.joins, ready, x.readys)
 		}
-	}
-}
-
-// target is a node to which a peer says whatever it likes. It waits for replies, in this order: to an ask, to one that
-// books arrears, to a fetch, and for a receipt.
-type target struct {
-	*world
-	a     *node
-	p     *peer
-	open  []uint64 // the ids of what it waits for
-	asked []verdict
-	key   []byte // of the peer
-}
-
-func newTarget(t testing.TB) *target {
-	w := newWorld(t, 1, 10)
-	w.table, w.records = 64, newTable() // small: each input has its own
-	w.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
-	a := w.join("a:1")
-	w.until("it is alone", a.Ready)
-	x := &target{world: w, a: a, key: keyIn(0, "b:1", "a:1"), asked: make([]verdict, 1)}
-	a.has(x.key) // which is to be handed over
-	x.p = w.peers("b:1")
-	a.Found(w.addrs)
-	w.until("they have met", a.sees(2))
-	w.play(10 * time.Millisecond)
-	v := make([]verdict, 1)
-	a.Ask([]ask{{Rule: w.rule, Key: x.key, Cost: 4}}, v, nil, func() {})
-	w.play(100 * time.Millisecond) // it decides alone
-	x.p.frames = nil
-	w.breakAll("a:1", "b:1")
-	w.until("it owes 4", func() bool { return len(x.p.asks()) > 0 })
-	x.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
-	a.Ask([]ask{{Rule: w.rule, Key: x.key, Cost: 3}}, x.asked, nil, func() {})
-	a.Ask([]ask{{Rule: w.rule, Key: keyIn(0, "a:1", "b:1"), Cost: 3}}, v, nil, func() {})
-	w.play(time.Millisecond)
-	asks := x.p.asks()
-	x.open = []uint64{asks[1].GetId(), asks[0].GetId(), x.p.fetches()[0].GetId()}
-	x.p.frames = nil
-	return x
-}
-
-func newTable() *table.Table {
-	return table.New(func(*table.Record) (any, error) { return nil, nil })
-}
-
-// takes has a frame accepted, and looks at what the node makes of it.
-func (x *target) takes(f *wire.Frame, answer bool) {
-	for _, r := range f.GetReplies() {
-		if r.GetId() > 0 && r.GetId() <= uint64(len(x.open)) {
-			r.Id = x.open[r.GetId()-1]
+		if outside := early[0].Source == ratelimit.FromFallback && early[0].OverLimit; x.joins > 0 && !outside {
+			t.Errorf("%s: it decides as if it were alone: %+v", x.what, early[0])
 		}
 	}
-	x.p.sends(f, answer)
-	x.play(10 * time.Millisecond)
-	x.p.settles()
-	x.play(100 * time.Millisecond)
-	for _, got := range x.p.frames {
-		for _, r := range got.GetReplies() {
-			if r.GetStatus() > 3 || r.GetRemaining() < 0 || r.GetResetUs() < 0 {
-				x.Errorf("it answers %v", r)
-			}
-		}
-		for _, m := range got.GetAsks() {
-			if m.GetArrears() && (m.GetCost() != 4 || m.GetKind() != uint32(ratelimit.Charge)) {
-				x.Errorf("it owes 4, and says %v", m)
-			}
-		}
-	}
-	l := &x.rule.Limit
-	longest := 2*l.Period() + l.Refill(l.Burst)
-	v := &x.asked[0]
-	if v.Charged > 3 || v.Charged < 0 || v.Remaining < 0 || v.ResetAfter < 0 || v.ResetAfter > longest {
-		x.Errorf("an owner's verdict: %+v", v)
-	}
-	if s := x.a.Stats(); len(s.Members) > 2 || s.Handed > 1 {
-		x.Errorf("in the ring %v, %d handed over", s.Members, s.Handed)
-	}
-	_ = moved.Read(f.GetParcel().GetAccounts(), func(m moved.Entry) { x.handsOn(m.Key) })
-	for _, m := range f.GetAsks() {
-		x.handsOn(m.GetKey())
-	}
-	x.handsOn([]byte("a new key"))
-}
-
-// handsOn decides on a key, under every algorithm, and hands its account over: what was accepted, the next node accepts
-// too.
-func (x *target) handsOn(key []byte) {
-	if len(key) == 0 || len(key) > ratelimit.MaxKeyLen {
-		return
-	}
-	had := x.a.local.Has(key)
-	for i := range ratelimit.RateAlgorithms() {
-		rule, v := routed(10), make([]verdict, 1)
-		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(i), 10
-		x.a.local.Decide(x.Context(), x.now, []ask{{Rule: rule, Key: key, Cost: 7}}, v)
-		none := !had && i == 0 && v[0].OverLimit && v[0].Source != ratelimit.FromOverflow
-		if none || v[0].Remaining < 0 || v[0].ResetAfter < 0 {
-			x.Errorf("%s: %+v", ratelimit.Algorithms[i], v[0])
-		}
-	}
-	a, ok := x.a.local.TakeOut(x.now, key)
-	if !ok {
-		return
-	}
-	w, n := moved.NewWriter(x.here()), 0
-	w.Account(key, &a)
-	err := moved.Read(w.B, func(m moved.Entry) {
-		if n++; !m.Plausible(x.here()) {
-			x.Errorf("it was accepted, and cannot be handed on: %+v", m.Account)
-		}
-	})
-	if err != nil || n != 1 {
-		x.Errorf("%d accounts, %v: %+v", n, err, a)
-	}
-}
-
-// framed is a frame of a peer, and what is counted as rejected of it.
-type framed struct {
-	frame  *wire.Frame
-	answer bool
-	kinds  []string
-}
-
-// frames are what nodes say, and some of what they never do.
-func frames(x *target) map[string]framed {
-	own, rule, here := keyIn(0, "a:1", "b:1"), routing.RuleBytes(x.rule), int64(x.here())
-	window, ring := int64(x.rule.Limit.WindowAt(x.here())), x.a.Stats().Ring
-	says := func(f *wire.Frame, kinds ...string) framed { return framed{f, false, kinds} }
-	asks := func(asks ...*wire.Ask) *wire.Frame { return &wire.Frame{Asks: asks} }
-	of := func(id uint64, kind ratelimit.Kind, cost, window int64) *wire.Ask {
-		return &wire.Ask{Id: id, Key: own, Cost: cost, Kind: uint32(kind), Rule: rule, Window: window}
-	}
-	parcel := func(number uint64, a local.Account) *wire.Parcel {
-		w := moved.NewWriter(x.here())
-		w.Account(own, &a)
-		return &wire.Parcel{Number: number, First: 1, Sent: here, Accounts: w.B}
-	}
-	bucket := local.Account{
-		Algorithm: ratelimit.TokenBucket, Begins: x.here(), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60,
-	}
-	shared := table.Alone{Table: newTable(), Wall: x.wall}
-	if _, err := shared.Set(x.Context(), table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
-		x.Fatal(err)
-	}
-	undo := of(1, 3, 5, window)
-	undo.Charged = 5
-	more := of(1, spend, 1, 0)
-	more.Charged = 2
-	return map[string]framed{
-		"asks":    says(asks(of(1, spend, 1, 0), of(2, refund, 1, 0), of(3, ratelimit.Peek, 0, 0))),
-		"undo":    says(asks(undo), "ask"),
-		"settles": says(asks(of(1, charge, 1<<43, window), of(2, gives, 7, math.MaxInt64), of(3, gives, 0, 0)), "ask"),
-		"no asks": says(asks(
-			&wire.Ask{}, &wire.Ask{Key: own, Cost: 1}, &wire.Ask{Key: make([]byte, 1000), Cost: 1, Rule: rule},
-			&wire.Ask{Key: own, Cost: 1, Rule: []byte("no rule")}, &wire.Ask{Key: own, Cost: 1, Rule: make([]byte, 2000)},
-			of(1, spend, -1, 0), of(1, spend, 0, 0), of(1, 9, 1, 0), of(1, charge, 1, -1), more,
-		), "ask"),
-		"more than a frame has": says(asks(slices.Repeat([]*wire.Ask{of(1, spend, 1, 0)}, 1025)...), "frame"),
-		"table":                 says(&wire.Frame{Table: table.NewStream(shared.Table).Next()}),
-		"half a table":          says(&wire.Frame{Table: []byte{9}}, "frame"),
-		"fetches":               says(&wire.Frame{Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: ring}, {Id: 2}}}, "fetch"),
-		"presences": says(&wire.Frame{
-			Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}},
-		}),
-		"leaves": says(&wire.Frame{
-			Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: ring, DoneChanges: 3, Ping: 5, Sent: here,
-		}),
-		"parcel": says(&wire.Frame{Parcel: parcel(1, x.used(3))}),
-		"bucket": says(&wire.Frame{Parcel: parcel(9, bucket)}),
-		"future": says(&wire.Frame{
-			Parcel: parcel(1, local.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61}), Sent: math.MaxInt64,
-		}, "account", "sent"),
-		"replies": {&wire.Frame{Replies: []*wire.Reply{
-			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: window, Hot: true},
-			{Id: 2, Remaining: 7, Window: window},
-			{Id: 3, Found: wire.Found_OTHER_RING},
-		}}, true, nil},
-		"lies": {&wire.Frame{Replies: []*wire.Reply{
-			{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Status: 99}, {Id: 3, Found: 99, Status: 99},
-		}}, true, []string{"reply"}},
-		"receipts": {&wire.Frame{
-			Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}},
-		}, true, []string{"receipt"}},
-	}
-}
-
-// What no node says is counted as what it is.
-func TestFramesAreCountedByKind(t *testing.T) {
-	for name := range frames(newTarget(t)) {
-		x := newTarget(t)
-		f := frames(x)[name]
-		x.takes(f.frame, f.answer)
-		for kind, n := range x.a.Stats().RejectedBy {
-			if slices.Contains(f.kinds, kind) != (n > 0) {
-				t.Errorf("%s: %d of kind %s are counted", name, n, kind)
-			}
-			if name == "no asks" && kind == "ask" && n != 10 {
-				t.Errorf("%d of 10 asks are counted as malformed", n)
-			}
-		}
-	}
-}
-
-// Whatever a node that has proved to be one says, the core answers what makes sense, goes on to decide, and can hand on
-// what it has accepted.
-func FuzzFrame(f *testing.F) {
-	for _, frame := range frames(newTarget(f)) {
-		b, err := proto.Marshal(frame.frame)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b, frame.answer)
-	}
-	f.Fuzz(func(t *testing.T, b []byte, answer bool) {
-		if len(b) > 4<<10 {
-			return // more of the same
-		}
-		fuzztest.Bytes(b, func(b []byte) {
-			var frame wire.Frame
-			if proto.Unmarshal(b, &frame) == nil {
-				newTarget(t).takes(&frame, answer)
-			}
-		})
-	})
 }

@@ -3,7 +3,6 @@ package routing_test
 import (
 	"context"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -23,14 +22,17 @@ func TestHandOverUnderLoad(t *testing.T) {
 	w, rule := newPorts(t, 3), routed(10)
 	w.table = 2 * keys
 	nodes := w.ring(2)
+	decide := func(n *router, k int, cost tokens) verdict {
+		v := make([]verdict, 1)
+		n.Decide(context.Background(), n.clock(), []ask{{Rule: rule, Key: keyOf(k), Cost: cost}}, v)
+		return v[0]
+	}
 	spends := func(of []*router, k int, cost tokens) bool { // at the key's owner, where it is decided at once
-		a, v := []ask{{Rule: rule, Key: keyOf(k), Cost: cost}}, make([]verdict, 1)
 		at := of[0]
-		if at.Owner(&a[0]) != "" {
+		if at.Owner(&ask{Rule: rule, Key: keyOf(k)}) != "" {
 			at = of[1]
 		}
-		at.Decide(context.Background(), w.clock(), a, v)
-		return !v[0].OverLimit
+		return !decide(at, k, cost).OverLimit
 	}
 	admitted := make([]atomic.Int32, keys)
 	for k := range keys {
@@ -41,48 +43,37 @@ func TestHandOverUnderLoad(t *testing.T) {
 	var live atomic.Pointer[[]*router]
 	live.Store(&nodes)
 	var mu sync.Mutex
-	var took []time.Duration // guarded by mu
-	var latest time.Duration // guarded by mu: by how much requests began late, which is the machine's doing
-	failed := 0              // guarded by mu
+	var longest, late time.Duration // guarded by mu: of decisions, and from when they were due, which is the machine's doing
+	failed := 0                     // guarded by mu
 	decides := func(i int, due time.Time) {
-		start, k, v := time.Now(), i*7919%keys, make([]verdict, 1)
-		n := (*live.Load())[i%2]
-		n.Decide(context.Background(), n.clock(), []ask{{Rule: rule, Key: keyOf(k), Cost: 1}}, v)
+		start, k := time.Now(), i*7919%keys
+		v := decide((*live.Load())[i%2], k, 1)
 		mu.Lock()
 		defer mu.Unlock()
-		took, latest = append(took, time.Since(start)), max(latest, start.Sub(due))
+		longest, late = max(longest, time.Since(start)), max(late, start.Sub(due))
 		switch {
-		case v[0].Source == ratelimit.FromFallback:
+		case v.Source == ratelimit.FromFallback:
 			failed++
-		case !v[0].OverLimit:
+		case !v.OverLimit:
 			admitted[k].Add(1)
 		}
 	}
-	spent := func() (longest, p999, late time.Duration) { // of decisions since the last call
-		mu.Lock()
-		defer mu.Unlock()
-		if slices.Sort(took); len(took) > 0 {
-			longest, p999 = took[len(took)-1], took[len(took)*999/1000]
-		}
-		late, took, latest = latest, nil, 0
-		return longest, p999, late
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		var under sync.WaitGroup
-		defer under.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	var load sync.WaitGroup
+	load.Go(func() {
 		next := time.Now()
 		for i := 0; ctx.Err() == nil; i++ {
 			next = next.Add(time.Second / time.Duration(rate))
 			time.Sleep(time.Until(next))
 			due := next
-			under.Go(func() { decides(i, due) })
+			load.Go(func() { decides(i, due) })
 		}
-	}()
+	})
 	time.Sleep(time.Second)
-	before, before999, _ := spent()
+	mu.Lock()
+	before := longest
+	longest, late = 0, 0
+	mu.Unlock()
 
 	start := time.Now()
 	third := w.start(2)
@@ -91,18 +82,17 @@ func TestHandOverUnderLoad(t *testing.T) {
 	rest := []*router{nodes[1], third}
 	live.Store(&rest)
 	start = time.Now()
-	bounded, end := context.WithTimeout(context.Background(), time.Minute)
+	bounded, end := context.WithTimeout(ctx, time.Minute)
 	nodes[0].Leave(bounded)
 	end()
 	left := time.Since(start)
 	time.Sleep(100 * time.Millisecond)
 	cancel()
-	<-done
-	longest, p999, late := spent()
+	load.Wait()
 
 	missing, over := 0, 0
 	for k := range keys {
-		had := tokens(admitted[k].Load())
+		had := admitted[k].Load()
 		for had < 10 && spends(rest, k, 1) {
 			had++
 		}
@@ -111,11 +101,8 @@ func TestHandOverUnderLoad(t *testing.T) {
 			over++
 		}
 	}
-	handed := nodes[0].Stats().Handed + nodes[1].Stats().Handed
-	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v", keys, rate, handed, joined, left)
-	t.Logf("longest decision (and 99.9th percentile): before %v (%v), while nodes came and went %v (%v)",
-		before, before999, longest, p999)
-	t.Logf("requests began up to %v late", late)
+	t.Logf("%d keys, %d asks a second: %d handed over; joined in %v, left in %v; longest decision before %v, then %v, "+
+		"begun up to %v late", keys, rate, nodes[0].Stats().Handed+nodes[1].Stats().Handed, joined, left, before, longest, late)
 	if over > 0 || missing > failed {
 		t.Errorf("%d of %d keys admitted more than 10; %d tokens are lost, and %d decisions failed", over, keys, missing, failed)
 	}

@@ -1,13 +1,15 @@
 package routing_test
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -38,21 +40,6 @@ func (o *outage) at(addr string, kind ratelimit.Kind, cost tokens) verdict {
 	return v
 }
 
-// alone has node a:1 ask while it cannot reach the owner.
-func (o *outage) alone(kind ratelimit.Kind, cost tokens) verdict {
-	o.a.reach(false)
-	return o.at("a:1", kind, cost)
-}
-
-// back has the nodes reach each other, and settle what they owe.
-func (o *outage) back() {
-	o.delay = 100 * time.Microsecond
-	if o.a.cut {
-		o.a.reach(true)
-	}
-	o.play(3 * time.Second)
-}
-
 // undo takes back the last spend at a:1.
 func (o *outage) undo(cost tokens) {
 	o.a.Undo([]ask{{Rule: o.rule, Key: o.key, Cost: cost}}, []verdict{o.held})
@@ -68,147 +55,139 @@ const (
 	gives  = ratelimit.Release
 )
 
-// Each row is an outage, and what is left of 10 at the owner in the end.
-func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
-	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: 10, Burst: 10}
-	year, minutes := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}, ratelimit.Limit{Unit: minute, Requests: 10}
-	sliding := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: minute, Requests: 10}
-	slots := ratelimit.Limit{Algorithm: ratelimit.Concurrency, Unit: ratelimit.Hour, Requests: 10}
-	loses := func(o *outage, booking bool) { // the answer to the first ask or booking, with its stream
-		id := uint64(0)
-		o.carries = func(_, _ string, f *wire.Frame) bool {
-			for _, a := range f.GetAsks() {
-				if a.GetArrears() == booking && id == 0 {
-					id = a.GetId()
-				}
-			}
-			lost := slices.ContainsFunc(f.GetReplies(), func(r *wire.Reply) bool { return id != 0 && r.GetId() == id })
-			if lost {
-				id = math.MaxUint64
-			}
-			return !lost
+// plays plays a script. Its steps are:
+//
+//	a KIND N, b KIND N   a request at a node
+//	undo N               takes back the last spend at a:1
+//	cut, late            answers do not come, or after a request's time
+//	lose ask|booking     the answer to the next one is lost, with its stream
+//	turn D               goes on until so long before the end of a window
+//	wait D               goes on for a while
+//	slow                 the owner's clock is behind
+func (o *outage) plays(script string) {
+	kinds := map[string]ratelimit.Kind{"spend": spend, "refund": refund, "charge": charge, "release": gives}
+	for step := range strings.SplitSeq(script, "; ") {
+		words := strings.Fields(step)
+		switch words[0] {
+		case "cut":
+			o.a.reach(false)
+		case "late":
+			o.delay = late
+		case "slow":
+			o.b.local.SyncClock(o.now, o.wall().Add(-1100*time.Millisecond))
+		case "lose":
+			o.loses(words[1] == "booking")
+		case "turn":
+			o.toTurn(o.duration(words[1]))
+		case "wait":
+			o.play(o.duration(words[1]))
+		case "undo":
+			o.undo(o.tokens(words[1]))
+		default:
+			o.at(words[0]+":1", kinds[words[1]], o.tokens(words[2]))
 		}
 	}
+}
+
+func (o *outage) duration(text string) time.Duration {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		o.Fatal(err)
+	}
+	return d
+}
+
+func (o *outage) tokens(text string) tokens {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		o.Fatal(err)
+	}
+	return tokens(n)
+}
+
+// loses has the answer to the first ask, or booking, be lost.
+func (o *outage) loses(booking bool) {
+	id := uint64(0)
+	o.carries = func(_, _ string, f *wire.Frame) bool {
+		for _, a := range f.GetAsks() {
+			if a.GetArrears() == booking && id == 0 {
+				id = a.GetId()
+			}
+		}
+		lost := slices.ContainsFunc(f.GetReplies(), func(r *wire.Reply) bool { return id != 0 && r.GetId() == id })
+		if lost {
+			id = math.MaxUint64
+		}
+		return !lost
+	}
+}
+
+// Each row is an outage, and what is left of 10 at the owner in the end.
+func TestWhatOwnersBookAfterAnOutage(t *testing.T) {
+	year, minutes := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}, ratelimit.Limit{Unit: minute, Requests: 10}
+	bucket, sliding, slots := year, minutes, year
+	bucket.Algorithm, bucket.Burst = ratelimit.TokenBucket, 10
+	sliding.Algorithm = ratelimit.SlidingWindow
+	slots.Algorithm = ratelimit.Concurrency
+	most := fmt.Sprint("a spend ", ratelimit.MaxTokens)
 	for _, c := range []struct {
 		what   string
 		limit  ratelimit.Limit
 		policy ratelimit.FailurePolicy
-		play   func(o *outage)
+		script string
 		left   tokens
 	}{
-		{"an admission is booked", year, open, func(o *outage) { o.alone(spend, 3) }, 7},
-		{"twenty, too", year, open, func(o *outage) {
-			o.a.reach(false)
-			for range 8 {
-				o.at("a:1", spend, 1)
-			}
-			o.play(routing.TakeOver + time.Second)
-		}, 2},
-		{"a refusal is not", year, closed, func(o *outage) { o.alone(spend, 3) }, 10},
-		{"what is taken back is not", year, open, func(o *outage) { o.alone(spend, 3); o.undo(3) }, 10},
-		{"what is given back is not", year, open, func(o *outage) { o.alone(spend, 3); o.at("a:1", refund, 3) }, 10},
-		{"a refund of no usage cancels no later charge", year, open, func(o *outage) {
-			o.alone(refund, 8)
-			o.at("a:1", spend, 8)
-		}, 2},
-		{"the largest costs give nothing back", year, open, func(o *outage) {
-			o.alone(spend, ratelimit.MaxTokens)
-			o.at("a:1", spend, ratelimit.MaxTokens)
-		}, 0},
-		{"an answer that is late counts once", year, open, func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 6},
+		{"an admission is booked", year, open, "cut; a spend 3", 7},
+		{"several, too", year, open, "cut; " + strings.Repeat("a spend 1; ", 8) + "wait 20s", 2},
+		{"a refusal is not", year, closed, "cut; a spend 3", 10},
+		{"what is taken back is not", year, open, "cut; a spend 3; undo 3", 10},
+		{"what is given back is not", year, open, "cut; a spend 3; a refund 3", 10},
+		{"a refund of no usage cancels no later charge", year, open, "cut; a refund 8; a spend 8", 2},
+		{"the largest costs give nothing back", year, open, "cut; " + most + "; " + most, 0},
+		{"an answer that is late counts once", year, open, "late; a spend 4", 6},
+		{"a late charge of the owner is taken back after a refusal", year, closed, "late; a spend 4", 10},
+		{"a late refusal stays", year, closed, "late; a spend 12", 0},
+		{"a charge whose answer is lost may count twice", year, open, "lose booking; cut; a spend 3", 4},
+		{"a credit whose answer is lost does not", year, open, "a spend 6; lose booking; cut; a refund 3", 7},
+		{"a refund whose answer is lost counts once", year, open, "b spend 6; lose ask; a refund 3", 7},
+		{"a hold is settled, and an admission counts", bucket, open, "a spend 6; cut; a spend 2; a release 1", 3},
+		{"a charge counts in its window", minutes, open, "turn 10s; cut; a spend 3", 7},
+		{"and in no other", minutes, open, "turn 1s; cut; a spend 3; turn -1s", 10},
+		{"a charge of an ended window counts nowhere", minutes, open, "a spend 1; turn -1s; cut; a charge 8", 10},
+		{"a refund counts in its window", minutes, open, "turn 1s; cut; a refund 3; turn -1s; b spend 6", 4},
+		{"and in the next it is of the next", minutes, open, "turn -1ms; b spend 6; cut; a refund 3", 7},
 		{
-			"a late charge of the owner is taken back after a refusal", year, closed,
-			func(o *outage) { o.delay = late; o.at("a:1", spend, 4) }, 10,
+			"what is taken back after the turn counts in no other", minutes, open,
+			"turn 70ms; cut; a spend 6; turn -20ms; undo 6; b spend 6", 4,
 		},
-		{"a late refusal stays", year, closed, func(o *outage) { o.delay = late; o.at("a:1", spend, 12) }, 0},
-		{"a charge whose answer is lost may count twice", year, open, func(o *outage) {
-			loses(o, true)
-			o.alone(spend, 3)
-		}, 4},
-		{"a credit whose answer is lost does not", year, open, func(o *outage) {
-			o.at("a:1", spend, 6)
-			loses(o, true)
-			o.alone(refund, 3)
-		}, 7},
-		{"a refund whose answer is lost counts once", year, open, func(o *outage) {
-			o.at("b:1", spend, 6)
-			loses(o, false)
-			o.at("a:1", refund, 3)
-		}, 7},
-		{"a hold is settled, and an admission counts", bucket, open, func(o *outage) {
-			o.at("a:1", spend, 6)
-			o.alone(spend, 2)
-			o.at("a:1", gives, 1)
-		}, 3},
-		{"a charge counts in its window", minutes, open, func(o *outage) { o.toTurn(10 * time.Second); o.alone(spend, 3) }, 7},
-		{"and in no other", minutes, open, func(o *outage) {
-			o.toTurn(time.Second)
-			o.alone(spend, 3)
-			o.toTurn(-time.Second)
-		}, 10},
-		{"a charge of an ended window counts nowhere", minutes, open, func(o *outage) {
-			o.at("a:1", spend, 1)
-			o.toTurn(-time.Second)
-			o.alone(charge, 8)
-		}, 10},
-		{"a refund counts in its window", minutes, open, func(o *outage) {
-			o.toTurn(time.Second)
-			o.alone(refund, 3)
-			o.toTurn(-time.Second)
-			o.at("b:1", spend, 6)
-		}, 4},
-		{"and in the next it is of the next", minutes, open, func(o *outage) {
-			o.toTurn(-time.Millisecond)
-			o.at("b:1", spend, 6)
-			o.alone(refund, 3)
-		}, 7},
-		{"what is taken back after the turn counts in no other", minutes, open, func(o *outage) {
-			o.toTurn(70 * time.Millisecond)
-			o.alone(spend, 6)
-			o.toTurn(-20 * time.Millisecond)
-			o.undo(6)
-			o.at("b:1", spend, 6)
-		}, 4},
-		{"a late answer that is taken back is no credit in the next window", minutes, open, func(o *outage) {
-			o.toTurn(70 * time.Millisecond)
-			o.delay = late
-			o.at("a:1", spend, 4)
-			o.undo(4)
-			o.play(75 * time.Millisecond)
-			o.at("b:1", spend, 6)
-		}, 4},
-		{"a sliding window counts it in the next, too", sliding, open, func(o *outage) {
-			o.toTurn(700 * time.Millisecond)
-			o.alone(spend, 10)
-			o.toTurn(-time.Second)
-		}, 0},
-		{"and also if that has arrears of its own", sliding, open, func(o *outage) {
-			o.toTurn(700 * time.Millisecond)
-			o.alone(spend, 10)
-			o.toTurn(-100 * time.Millisecond)
-			o.at("a:1", spend, 1)
-		}, 0},
-		{"an owner whose window has not begun books it later", minutes, open, func(o *outage) {
-			o.toTurn(5 * time.Second)
-			o.b.local.SyncClock(o.now, o.wall().Add(-1100*time.Millisecond))
-			o.at("b:1", spend, 1)
-			o.toTurn(50 * time.Millisecond)
-			o.a.reach(false)
-			o.toTurn(-time.Millisecond)
-			o.at("a:1", spend, 8)
-		}, 2},
-		{"a slot that the owner took too late is given back", slots, closed, func(o *outage) {
-			o.delay, o.slot = late, 9
-			o.at("a:1", spend, 1)
-			o.undo(1)
-		}, 10},
+		{
+			"a late answer that is taken back is no credit in the next window", minutes, open,
+			"turn 70ms; late; a spend 4; undo 4; wait 75ms; b spend 6", 4,
+		},
+		{"a sliding window counts it in the next, too", sliding, open, "turn 700ms; cut; a spend 10; turn -1s", 0},
+		{
+			"and also if that has arrears of its own", sliding, open,
+			"turn 700ms; cut; a spend 10; turn -100ms; a spend 1", 0,
+		},
+		{
+			"an owner whose window has not begun books it later", minutes, open,
+			"turn 5s; slow; b spend 1; turn 50ms; cut; turn -1ms; a spend 8", 2,
+		},
+		{"a slot that the owner took too late is given back", slots, closed, "late; a spend 1; undo 1", 10},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w, a, b := newPair(t)
 			o := &outage{world: w, a: a, b: b, key: keyIn(0, "b:1", "a:1")}
 			w.rule.Limit, w.rule.Coordination.OnStoreFailure = c.limit, c.policy
-			c.play(o)
-			o.back()
+			if c.limit == slots {
+				o.slot = 9
+			}
+			o.plays(c.script)
+			o.delay = 100 * time.Microsecond
+			if a.cut {
+				a.reach(true)
+			}
+			o.play(3 * time.Second)
 			if left := w.left("b:1", o.key); left != c.left {
 				t.Errorf("%d are left at the owner, want %d", left, c.left)
 			}
@@ -324,92 +303,68 @@ func TestRefusedRequestsCostNothing(t *testing.T) {
 // Clients look whether they may, and charge what it cost when it is done (as with LLM tokens). A charge is booked whole:
 // what is used beyond the limit is at most what was under way, and from then on everybody is refused.
 func TestChargesAfterTheFact(t *testing.T) {
-	const clients, limit, cost = 20, 10_000, 5_000
 	for algorithm := range ratelimit.RateAlgorithms() {
-		w := newWorld(t, 1, limit)
-		w.rule.Limit.Algorithm, w.rule.Limit.Burst, w.rule.Limit.Unit = ratelimit.Algorithm(algorithm), limit, minute
+		w := newWorld(t, 1, 10_000)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10_000
 		w.ring("a:1", "b:1", "c:1")
-		used, since, passed := tokens(0), ratelimit.Instant(0), 0
-		var client func(i int)
-		client = func(i int) {
-			addr := w.addrs[(i+w.rnd.IntN(2))%3]
-			w.at(addr, ratelimit.Peek, 0, func(v *verdict) {
-				if v.OverLimit {
-					w.in(20*time.Millisecond, func() { client(i) })
-					return
-				}
-				if since != 0 && w.now.Sub(since) > 50*time.Millisecond {
+		peeks := func() (passed int) {
+			for _, addr := range w.addrs {
+				if !w.one(addr, ask{Key: keyOf(0), Kind: ratelimit.Peek}).OverLimit {
 					passed++
 				}
-				w.in(300*time.Millisecond, func() {
-					w.at(addr, spend, cost, func(*verdict) {
-						if used += cost; used >= limit && since == 0 {
-							since = w.now
-						}
-						client(i)
-					})
-				})
-			})
+			}
+			return passed
 		}
-		for i := range clients {
-			w.in(time.Duration(i)*7*time.Millisecond, func() { client(i) })
+		for i, addr := range w.addrs {
+			before, v := peeks(), w.one(addr, ask{Key: keyOf(0), Cost: 6000})
+			if (before == 3) != (i < 2) || v.OverLimit != (i > 0) || v.Charged+v.Debt != 6000 {
+				t.Errorf("%v: %d nodes say before charge %d that some is left: %+v", w.rule.Limit, before, i, v)
+			}
 		}
-		w.play(8 * time.Second)
-		if used > limit+clients*cost || used < limit || passed > 0 {
-			t.Errorf("%v: %d were used of %d, with %d x %d under way, and %d passed after that",
-				w.rule.Limit, used, limit, clients, cost, passed)
+		w.one("b:1", ask{Key: keyOf(0), Kind: refund, Cost: 6000})
+		if n, left := peeks(), w.left("c:1", keyOf(0)); n > 0 || left > 0 {
+			t.Errorf("%v: of 12000 that are used of 10000 %d are left, and %d nodes admit", w.rule.Limit, left, n)
 		}
 	}
 }
 
-// at asks a node for the first key, and goes on with its verdict.
-func (w *world) at(addr string, kind ratelimit.Kind, cost tokens, then func(v *verdict)) {
-	v := make([]verdict, 1)
-	w.nodes[addr].Ask([]ask{{Rule: w.rule, Key: keyOf(0), Kind: kind, Cost: cost}}, v, nil, func() {
-		if v[0].Source == ratelimit.FromFallback {
-			w.Errorf("%s has decided without the owner: %+v", addr, v[0])
-		}
-		then(&v[0])
-	})
-}
-
 // Each charge is given back at its end: at most the limit is in flight at once, and no token is lost.
 func TestChargesThatComeBack(t *testing.T) {
-	const limit = 10
-	for _, clients := range []int{3, 8, 32} {
-		w := newWorld(t, 1, limit)
-		w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-		w.ring("a:1", "b:1", "c:1")
-		under, most, ends := 0, 0, w.now.Add(time.Second)
-		soon := func(most int) time.Duration { return time.Duration(1+w.rnd.IntN(most)) * time.Millisecond }
-		var client func()
-		client = func() {
-			if w.now >= ends {
+	const limit, clients = 10, 32
+	w := newWorld(t, 1, limit)
+	w.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+	w.ring("a:1", "b:1", "c:1")
+	under, most, ends := 0, 0, w.now.Add(time.Second)
+	at := func(kind ratelimit.Kind, then func(v *verdict)) {
+		v := make([]verdict, 1)
+		n := w.nodes[w.addrs[w.rnd.IntN(3)]]
+		n.Ask([]ask{{Rule: w.rule, Key: keyOf(0), Kind: kind, Cost: 1}}, v, nil, func() { then(&v[0]) })
+	}
+	var client func()
+	soon := func(do func()) { w.in(time.Duration(1+w.rnd.IntN(10))*time.Millisecond, do) }
+	client = func() {
+		if w.now >= ends {
+			return
+		}
+		at(spend, func(v *verdict) {
+			if v.OverLimit {
+				soon(client)
 				return
 			}
-			w.at(w.addrs[w.rnd.IntN(3)], spend, 1, func(v *verdict) {
-				if v.OverLimit {
-					w.in(soon(5), client)
-					return
-				}
-				under++
-				most = max(most, under)
-				w.in(soon(10), func() {
-					under--
-					w.at(w.addrs[w.rnd.IntN(3)], refund, 1, func(*verdict) { client() })
-				})
+			under++
+			most = max(most, under)
+			soon(func() {
+				under--
+				at(refund, func(*verdict) { client() })
 			})
-		}
-		for i := range clients {
-			w.in(time.Duration(i)*time.Millisecond, client)
-		}
-		w.play(2 * time.Second)
-		if most > limit || under != 0 || clients > limit && most < limit {
-			t.Errorf("%d clients: %d were under way at once", clients, most)
-		}
-		if left := w.left("a:1", keyOf(0)); left != limit {
-			t.Errorf("%d clients: %d are left in the end", clients, left)
-		}
+		})
+	}
+	for range clients {
+		soon(client)
+	}
+	w.play(2 * time.Second)
+	if left := w.left("a:1", keyOf(0)); most != limit || under != 0 || left != limit {
+		t.Errorf("%d were under way at once, and %d are left in the end", most, left)
 	}
 }
 
@@ -444,12 +399,11 @@ func TestSettlementsComeToTheOwner(t *testing.T) {
 // A charge that is taken back while its account moves is credited where the account is in the end.
 func TestUndoFollowsItsAccount(t *testing.T) {
 	for i := range ratelimit.RateAlgorithms() {
-		const limit, keys = 100, 50
-		w := newWorld(t, keys, limit)
-		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(i), limit
+		w := newWorld(t, 50, 100)
+		w.rule.Limit.Algorithm, w.rule.Limit.Burst = ratelimit.Algorithm(i), 100
 		w.ring("a:1", "b:1", "c:1")
 		w.fill(4, "a:1")
-		asks := make([]ask, keys)
+		asks := make([]ask, len(w.admitted))
 		for k := range asks {
 			asks[k] = ask{Key: keyOf(k), Cost: 4}
 		}
@@ -459,9 +413,9 @@ func TestUndoFollowsItsAccount(t *testing.T) {
 		w.until("it is leaving", w.nodes["a:1"].sees(2))
 		w.nodes["a:1"].Undo(asks, charged)
 		w.play(6 * time.Second)
-		for k := range keys {
-			if left := w.left("a:1", keyOf(k)); left != limit-4 {
-				t.Errorf("%v, key %d: %d are left of %d", w.rule.Limit.Algorithm, k, left, limit)
+		for k := range asks {
+			if left := w.left("a:1", keyOf(k)); left != 96 {
+				t.Errorf("%v, key %d: %d are left of 100", w.rule.Limit.Algorithm, k, left)
 			}
 		}
 	}

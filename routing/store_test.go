@@ -1,8 +1,8 @@
 package routing_test
 
 import (
+	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,9 +22,6 @@ func newStorePair(t *testing.T, hotRate float64) (w *world, a, b *node, key []by
 	w.play(3 * time.Second) // the store's epoch is old enough
 	return w, w.nodes["a:1"], w.nodes["b:1"], keyIn(0, "b:1", "a:1")
 }
-
-// spoken is what a node has decided for others, and taken back.
-func (n *node) spoken() string { return "[" + strings.Join(n.said, ", ") + "]" }
 
 // rest is how much the owner of a key admits, and then node a:1 alone, of what it has in hand.
 func (w *world) rest(owner string, key []byte) int {
@@ -66,7 +63,7 @@ func TestOwnersThatAreLateArePassedBy(t *testing.T) {
 		said    string // what the owner has decided and taken back
 		instead uint64 // requests that were leased in its place
 	}{
-		{"it is late", func(w *world, _, _ *node) { w.delay = late }, "[5 of 5, undo 5]", 1},
+		{"it is late", func(w *world, _, _ *node) { w.delay = late }, "[5 of 5 undo 5]", 1},
 		{"it is cut off", func(_ *world, a, _ *node) { a.cut = true }, "[]", 1},
 		{"streams break", func(w *world, _, _ *node) { w.breakAll("a:1", "b:1"); w.play(time.Microsecond) }, "[]", 1},
 	} {
@@ -78,7 +75,7 @@ func TestOwnersThatAreLateArePassedBy(t *testing.T) {
 		}
 		w.delay, a.cut = 100*time.Microsecond, false
 		w.play(4 * time.Second)
-		if said := b.spoken(); said != x.said || a.Stats().Instead != x.instead {
+		if said := fmt.Sprint(b.said); said != x.said || a.Stats().Instead != x.instead {
 			t.Errorf("%s: the owner says %s, and %d were leased in its place", x.what, said, a.Stats().Instead)
 		}
 		if v := w.one("a:1", ask{Key: key, Cost: 5}); v.Source != ratelimit.FromOwner {
@@ -132,7 +129,7 @@ func TestUndoWithAStore(t *testing.T) {
 		alone        bool // this node was cut off from the owner
 		said         string
 	}{
-		{"b:1", "a:1", false, "[5 of 5, undo 5]"},
+		{"b:1", "a:1", false, "[5 of 5 undo 5]"},
 		{"a:1", "b:1", false, "[]"},
 		{"b:1", "a:1", true, "[]"},
 	} {
@@ -144,7 +141,7 @@ func TestUndoWithAStore(t *testing.T) {
 		a.do(func() { a.Undo([]ask{spent}, []verdict{v}) })
 		a.cut = false
 		w.play(4 * time.Second)
-		said := b.spoken()
+		said := fmt.Sprint(b.said)
 		if n := w.rest(x.owner, key); said != x.said || n != 100 {
 			t.Errorf("%+v: the owner says %s, and %d of 100 are admitted", x, said, n)
 		}
@@ -169,17 +166,6 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		if v.OverLimit != (policy == ratelimit.FailClosed) {
 			t.Errorf("%v, a key of its own: %+v", policy, v)
 		}
-	}
-}
-
-// With a store there is nothing to wait for: a node is ready once it has joined.
-func TestReadyWithAStore(t *testing.T) {
-	w := newWorld(t, 1, 10)
-	w.ledger = account.NewMemory(w.here)
-	w.peers("b:1").mute = true
-	a := w.join("a:1")
-	if w.play(100 * time.Millisecond); !a.Ready() {
-		t.Error("it is not ready")
 	}
 }
 

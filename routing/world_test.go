@@ -235,7 +235,8 @@ func (n *node) resume() {
 // stream is a connection that one node has opened to another.
 type stream struct {
 	from, to *node
-	open     bool // or being opened
+	addr     string // of the other, which there may not be
+	open     bool   // or being opened
 	last     [2]ratelimit.Instant
 }
 
@@ -243,7 +244,7 @@ const opening = 500 * time.Millisecond // for a stream to open
 
 // Dial implements routing.Wires.
 func (n *node) Dial(to string, hello []byte) {
-	s := &stream{from: n, to: n.nodes[to], open: true}
+	s := &stream{from: n, to: n.nodes[to], addr: to, open: true}
 	n.streams[to] = s
 	if s.to == nil || s.to.ended || n.now < s.to.port {
 		s.breaks()
@@ -281,14 +282,11 @@ func (s *stream) breaks() {
 		return
 	}
 	s.open = false
-	to := s.to
 	s.from.in(s.from.delay, func() {
 		s.from.do(func() {
-			for addr, at := range s.from.streams {
-				if at == s && s.to == to {
-					delete(s.from.streams, addr)
-					s.from.at.Closed(addr)
-				}
+			if s.from.streams[s.addr] == s {
+				delete(s.from.streams, s.addr)
+				s.from.at.Closed(s.addr)
 			}
 		})
 	})

@@ -85,23 +85,13 @@ func TestEnvoysDivideABudget(t *testing.T) {
 			d.need(os.WriteFile(d.fleet.Rules, []byte("domain: edge\ndescriptors: []\n"), 0o600))
 			d.client = NewClient(d.envoys[0].URL)
 			defer d.client.Close()
-			began := time.Now()
-			passing := time.Time{}
-			for time.Since(began) < 20*time.Second {
-				refused := d.get("/", "x-tier", "gold", "x-api-key", "small-0").Status != http.StatusOK
-				switch {
-				case refused:
-					passing = time.Time{}
-				case passing.IsZero():
-					passing = time.Now()
+			time.Sleep(10 * time.Second)
+			for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+				if d.get("/", "x-tier", "gold", "x-api-key", "small-0").Status != http.StatusOK {
+					t.Fatal("the rule is gone, and requests are refused still")
 				}
-				time.Sleep(5 * time.Millisecond)
 			}
-			if passing.IsZero() || passing.Sub(began) > 10*time.Second {
-				t.Error("the rule is gone, and requests are refused still")
-			}
-			t.Logf("without rules all pass after %v; %v buckets abandoned, %d streams were opened in all",
-				passing.Sub(began), d.sum("sluice_rlqs_abandoned_total"), d.opened())
+			t.Logf("%v buckets abandoned, %d streams were opened in all", d.sum("sluice_rlqs_abandoned_total"), d.opened())
 		})
 	}
 }

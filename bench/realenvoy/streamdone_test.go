@@ -298,36 +298,6 @@ func TestStreamDone(t *testing.T) {
 	})
 }
 
-// The calls of a stream come in their order. The last one of a stream may come after the first one of the next,
-// although both are on one connection: how often is printed.
-func TestStreamDoneOrder(t *testing.T) {
-	needsLong(t)
-	w := doneWorld(t)
-	p := w.tapped()
-	const streams = 500
-	for i := range streams {
-		w.get("/own", "x-test-id", fmt.Sprint("order-", i))
-	}
-	w.need(p.until("", 2*streams))
-	late, last := 0, -1
-	for _, c := range p.of("") {
-		n, err := strconv.Atoi(strings.TrimPrefix(c.id, "order-"))
-		w.need(err)
-		request := strings.HasPrefix(c.text, "request")
-		switch {
-		case request && n != last+1:
-			t.Errorf("the request's call of stream %d came after that of stream %d", n, last)
-		case request:
-			last = n
-		case n > last:
-			t.Errorf("stream %d was done before its request's call came", n)
-		case n < last:
-			late++
-		}
-	}
-	t.Logf("the last call of %d of %d streams came after the first of the next", late, streams)
-}
-
 // What stands in for an Envoy with llm.yaml makes the same calls, of requests that pass and of one that is refused.
 func TestLLMIsEnvoy(t *testing.T) {
 	script, err := txtar.ParseFile("testdata/tokens.txtar")

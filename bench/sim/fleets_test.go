@@ -55,12 +55,12 @@ func TestEconomyOfClaims(t *testing.T) {
 		skew             float64
 		leasing, routing most // approx is as leasing, and played once
 	}{
-		{ratelimit.Minute, 60, 10_000, 1.1, most{520, 260}, most{260, 26}},
-		{ratelimit.Hour, 1000, 10_000, 1.1, most{205, 17}, most{130, 7}},
-		{ratelimit.Day, 1_000_000, 10_000, 1.1, most{195, 1}, most{115, 1}},
-		{ratelimit.Minute, 10, 100_000, 0, most{1100, 1}, most{1100, 1}},
-		{ratelimit.Second, 100, 100, 1.1, most{465, 125}, most{350, 62}},
-		{ratelimit.Day, 1_000_000, 10, 1.1, most{1, 1}, most{1, 1}},
+		{ratelimit.Minute, 60, 5000, 1.1, most{345, 43}, most{262, 21}},
+		{ratelimit.Hour, 1000, 5000, 1.1, most{205, 11}, most{130, 5}},
+		{ratelimit.Day, 1_000_000, 5000, 1.1, most{195, 1}, most{115, 1}},
+		{ratelimit.Minute, 10, 50_000, 0, most{1100, 1}, most{1100, 1}},
+		{ratelimit.Second, 100, 50, 1.1, most{320, 41}, most{183, 30}},
+		{ratelimit.Day, 1_000_000, 5, 1.1, most{1, 1}, most{1, 1}},
 	} {
 		for mode, early := range early {
 			if mode == "approx" && row.requests != 60 {
@@ -72,7 +72,7 @@ func TestEconomyOfClaims(t *testing.T) {
 			}
 			r := played(t, Options{
 				Seed: 1, Nodes: 3, Rule: declaring(t, l, map[string]string{"mode": mode}), Net: near,
-				Load: load.Load{Rate: 3000, Keys: row.keys, Skew: row.skew, Length: 20 * time.Second},
+				Load: load.Load{Rate: 1500, Keys: row.keys, Skew: row.skew, Length: 20 * time.Second},
 			})
 			claims, scripts := r.ClaimsPerThousand(), 1000*float64(r.Claims-r.Draws)/float64(r.Requests)
 			name := fmt.Sprintf("%v, %d keys, %s", &l, row.keys, mode)

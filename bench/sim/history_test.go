@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	histories = flag.Int64("histories", 300, "how many histories of each kind to play; make sim plays many more")
+	histories = flag.Int64("histories", 150, "how many histories of each kind to play; make sim plays many more")
 	firstSeed = flag.Uint64("seed", 1, "of the first history")
 )
 
@@ -50,7 +50,7 @@ func TestHistories(t *testing.T) {
 				events[what] = sum.Played[what]
 			}
 			for what, n := range events {
-				if n == 0 && *histories >= 300 {
+				if n == 0 && *histories >= 150 {
 					t.Errorf("no history has: %s", what)
 				}
 			}
@@ -94,7 +94,7 @@ func TestHistoriesOfBugs(t *testing.T) {
 func TestHistoriesThatSettle(t *testing.T) {
 	t.Parallel()
 	modes := map[ratelimit.Mode]ratelimit.Tokens{}
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		o := History(seed)
 		o.Mix.Settles, o.Mix.Honest = 0.3, true
 		if r := played(t, o); r.Released > 0 {
@@ -109,7 +109,7 @@ func TestHistoriesThatSettle(t *testing.T) {
 // One seed is one run: every figure and every event of it. What is counted adds up.
 func TestRunsAreTheSameTwice(t *testing.T) {
 	t.Parallel()
-	for i := range uint64(20) {
+	for i := range uint64(10) {
 		var o Options
 		var r *Result
 		var traces, results [2]string

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
@@ -17,17 +19,14 @@ func Measure[R report.Result](t *testing.T, m report.Measurement) (result R, pag
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
-	sluice, err := program.Build("sluice", "cmd/sluice")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lab, err := program.Build("sluicelab", "cmd/sluicelab")
-	if err != nil {
-		t.Fatal(err)
-	}
 	told, all := 0, 0
 	given := m.Given()
-	given.Binary, given.Lab = sluice, lab
+	var builds errgroup.Group
+	builds.Go(func() (err error) { given.Binary, err = program.Build("sluice", "cmd/sluice"); return err })
+	builds.Go(func() (err error) { given.Lab, err = program.Build("sluicelab", "cmd/sluicelab"); return err })
+	if err := builds.Wait(); err != nil {
+		t.Fatal(err)
+	}
 	given.Progress = func(done, of int, _ string) { told, all = done+1, of }
 	got, err := m.Measure(t.Context())
 	if err != nil {

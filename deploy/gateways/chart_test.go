@@ -30,16 +30,15 @@ func TestThroughContourAndIstio(t *testing.T) {
 	w.apply("default", read(t, "testdata/backend.yaml"))
 	contour, istio := w.contour(), w.istio()
 	for i, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := &world{t, w.Cluster}
+		w.run(mode, func(w *world) {
 			w.sluice(mode)
 			w.rolled("sluice", "sluice")
 			w.settled(ofChart)
-			w.apply("", strings.ReplaceAll(read(t, "testdata/contour.yaml"), "MODE", mode))
+			w.apply("", strings.ReplaceAll(read(w.T, "testdata/contour.yaml"), "MODE", mode))
 			routes := "routes-" + mode
-			w.until(time.Minute, func() error { return contour.works(t.Context(), "backend.example.com", "5") })
-			w.until(time.Minute, func() error { return contour.works(t.Context(), routes, "") })
-			w.until(time.Minute, func() error { return istio.works(t.Context(), "istio", "5") })
+			w.until(time.Minute, func() error { return contour.works(w.Context(), "backend.example.com", "5") })
+			w.until(time.Minute, func() error { return contour.works(w.Context(), routes, "") })
+			w.until(time.Minute, func() error { return istio.works(w.Context(), "istio", "5") })
 			for _, c := range []struct {
 				name string
 				door
@@ -56,15 +55,13 @@ func TestThroughContourAndIstio(t *testing.T) {
 				{"istio, header", istio, call{Headers: "x-api-key=istio-" + mode, Sent: 8, OK: 5, Shown: "5"}},
 				{"istio, address", istio, call{From: fmt.Sprintf("10.1.10.%d", i), Sent: 105, OK: 100}},
 			} {
-				t.Run(c.name, func(t *testing.T) {
-					w := &world{t, w.Cluster}
+				w.run(c.name, func(w *world) {
 					before := w.sum(ofChart, fallbacks)
-					w.judge(ofChart, before, c.plays(t.Context(), c.call))
+					w.judge(ofChart, before, c.plays(w.Context(), c.call))
 				})
 			}
 			for _, f := range ofChart.faults()[:2] {
-				t.Run(f.name, func(t *testing.T) {
-					w := &world{t, w.Cluster}
+				w.run(f.name, func(w *world) {
 					key := "x-api-key=load-" + mode + "-" + f.name
 					w.suffers(f, ofChart, mode, target{contour, call{Host: "faults", Headers: key}}, target{istio, call{Host: "istio", Headers: key + "-istio"}})
 				})

@@ -32,8 +32,7 @@ func TestThroughEnvoyGateway(t *testing.T) {
 	var cases map[string]gatewayCase
 	w.check(yaml.UnmarshalStrict([]byte(read(t, "testdata/cases.yaml")), &cases))
 	for i, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := &world{t, w.Cluster}
+		w.run(mode, func(w *world) {
 			if i > 0 {
 				config := w.configuration(mode)
 				if mode == "routing" { // which differs from leasing by nothing else here: the gateway gives nodes no PEERS
@@ -42,8 +41,8 @@ func TestThroughEnvoyGateway(t *testing.T) {
 				w.reconfigure(config)
 			}
 			w.apply("", namespace(mode))
-			w.apply(mode, read(t, "testdata/backend.yaml"))
-			w.apply(mode, read(t, "testdata/gateway.yaml"))
+			w.apply(mode, read(w.T, "testdata/backend.yaml"))
+			w.apply(mode, read(w.T, "testdata/gateway.yaml"))
 			for name, c := range cases {
 				w.apply(mode, w.route(name, cmp.Or(c.Gateway, "eg"))+keys.fill(c.More))
 				if c.Lua != "" {
@@ -57,31 +56,30 @@ func TestThroughEnvoyGateway(t *testing.T) {
 			w.live(mode, "eg", 81)
 			w.live(mode, "policed", 80)
 			for name, c := range cases {
-				t.Run(name, func(t *testing.T) {
-					w := &world{t, w.Cluster}
+				w.run(name, func(w *world) {
 					before := w.sum(ofEnvoyGateway, fallbacks)
 					for _, k := range c.Calls {
 						k.Host = cmp.Or(k.Host, name)
 						k.Port = cmp.Or(k.Port, 80)
 						k.Headers = keys.fill(k.Headers)
 						door := w.gateway(mode, cmp.Or(c.Gateway, "eg"), k.Port)
-						w.judge(ofEnvoyGateway, before, door.plays(t.Context(), k))
+						w.judge(ofEnvoyGateway, before, door.plays(w.Context(), k))
 					}
 				})
 			}
-			t.Run("metrics", func(t *testing.T) { (&world{t, w.Cluster}).counts(mode) })
-			t.Run("changes", func(t *testing.T) { (&world{t, w.Cluster}).changes(mode) })
+			w.run("metrics", func(w *world) { w.counts(mode) })
+			w.run("changes", func(w *world) { w.changes(mode) })
 			faults := w.faults(mode)
 			for _, f := range faults {
 				w.apply(mode, w.route(f.name, "eg")+w.policy(f.name, fmt.Sprintf(users, budget)))
 			}
 			w.live(mode, "eg", 80)
 			for _, f := range faults {
-				t.Run(f.name, func(t *testing.T) {
-					(&world{t, w.Cluster}).suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{Host: f.name, Headers: "x-user=load"}})
+				w.run(f.name, func(w *world) {
+					w.suffers(f, ofEnvoyGateway, mode, target{w.gateway(mode, "eg", 80), call{Host: f.name, Headers: "x-user=load"}})
 				})
 			}
-			w.check(w.Delete(t.Context(), mode, []byte(read(t, "testdata/gateway.yaml"))))
+			w.check(w.Delete(w.Context(), mode, []byte(read(w.T, "testdata/gateway.yaml"))))
 		})
 	}
 }

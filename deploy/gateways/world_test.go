@@ -68,6 +68,11 @@ type world struct {
 	*pods.Cluster
 }
 
+// run runs a test of its own in the cluster.
+func (w *world) run(name string, test func(w *world)) {
+	w.T.Run(name, func(t *testing.T) { test(&world{t, w.Cluster}) })
+}
+
 // start returns the cluster that all tests share. It ends with this process.
 func start(t *testing.T) *world {
 	t.Helper()

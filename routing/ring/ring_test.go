@@ -2,7 +2,9 @@ package ring
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cespare/xxhash/v2"
@@ -25,18 +27,16 @@ var keySets = map[string]func(int) string{
 	"random":     func(i int) string { return fmt.Sprint(rand.New(rand.NewPCG(uint64(i), 1)).Uint64()) },
 }
 
-const manyKeys = 300_000
-
 // The busiest node has at most 1.10 times the mean; one more node takes at
 // most 1.15 times its fair share, and keys move to it only.
 func TestRingSpreads(t *testing.T) {
 	for _, n := range []int{3, 10, 100} {
 		before, after := New(members(n)), New(members(n+1))
-		newcomer := members(n + 1)[n]
+		newcomer, keys := members(n + 1)[n], 10_000*min(n, 30)
 		for name, key := range keySets {
 			counts := map[string]int{}
 			moved := 0
-			for i := range manyKeys {
+			for i := range keys {
 				h := xxhash.Sum64String(key(i))
 				owner := before.Owner(h)
 				counts[owner]++
@@ -47,11 +47,8 @@ func TestRingSpreads(t *testing.T) {
 					}
 				}
 			}
-			busiest := 0
-			for _, c := range counts {
-				busiest = max(busiest, c)
-			}
-			ratio, share := float64(busiest)*float64(n)/manyKeys, float64(moved)*float64(n+1)/manyKeys
+			busiest := slices.Max(slices.Collect(maps.Values(counts)))
+			ratio, share := float64(busiest*n)/float64(keys), float64(moved*(n+1))/float64(keys)
 			t.Logf("%d nodes, %s: the busiest has %.3f of the mean; one more takes %.3f of its share", n, name, ratio, share)
 			if ratio > 1.10 || share > 1.15 {
 				t.Errorf("%d nodes, %s: %.3f, %.3f", n, name, ratio, share)
@@ -147,5 +144,21 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 		if HashOf(k) != xxhash.Sum64(k) {
 			t.Errorf("%q is not hashed whole", k)
 		}
+	}
+}
+
+// A ring is built once for the same nodes. Of the last rings, at most 64 are kept.
+func TestRingsAreKept(t *testing.T) {
+	nodes := func(name string) []string { return []string{name, "z:1"} }
+	if first := Of(nodes("a:1")); first != Of(nodes("a:1")) {
+		t.Error("the same ring was built twice")
+	}
+	most := 0
+	for i := range 2*64 + 1 {
+		Of([]string{fmt.Sprint("few:", i)})
+		most = max(most, len(kept.of))
+	}
+	if most != 64 {
+		t.Errorf("%d rings were kept", most)
 	}
 }
