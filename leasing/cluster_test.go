@@ -265,6 +265,7 @@ func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
 // First requests of keys, below the capacity of a store. More flights do not serve more: they wait in the store, which
 // counts as a longer round trip, which permits still more flights.
 func TestFlightsDoNotRunAway(t *testing.T) {
+	const requests = 6000 // 2,000 a second
 	for _, p := range []struct {
 		what         string
 		nodes, conns int
@@ -272,10 +273,8 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 		deadline     string
 	}{
 		{"a near store that serves one batch after the other, in 8 ms", 1, 1, 8 * time.Millisecond, "80ms"},
-		{"a near store that serves one batch after the other, in 4 ms", 1, 1, 4 * time.Millisecond, "80ms"},
 		{"eight nodes, and a near store that serves one batch after the other, in 1 ms", 8, 1, time.Millisecond, "80ms"},
 		{"a store at 80 ms, with the default pool of 10", 1, 10, 80 * time.Millisecond, "240ms"},
-		{"a store at 80 ms, with a pool of 40", 1, 40, 80 * time.Millisecond, "240ms"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster(t, fixed(100, ratelimit.Year), fields{"store_deadline": p.deadline})
@@ -287,7 +286,7 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 			}
 			var fallbacks atomic.Int64
 			var asks sync.WaitGroup
-			for i := range 10_000 {
+			for i := range requests {
 				asks.Go(func() {
 					if v := c.decide(i%p.nodes, ask{Key: fmt.Append(nil, i), Cost: 1}); v.Source == ratelimit.FromFallback {
 						fallbacks.Add(1)
@@ -296,8 +295,8 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 				time.Sleep(time.Second / 2000)
 			}
 			asks.Wait()
-			if n := fallbacks.Load(); n > 500 {
-				t.Errorf("%s: %d of 10000 requests are not decided by the store, which is not full", p.what, n)
+			if n := fallbacks.Load(); n > requests/20 {
+				t.Errorf("%s: %d of %d requests are not decided by the store, which is not full", p.what, n, requests)
 			}
 		})
 	}

@@ -420,11 +420,11 @@ func TestReshard(t *testing.T) {
 		{"one slot", func() { r.move([]int{0}, 1, nil) }},
 		{"the slot back", func() { r.move([]int{0}, 0, nil) }},
 		{"more than a part", func() { r.move(some(0, 1100), 2, nil) }},
-		{"slots of sliding windows", func() { r.move(some(2, 150), 1, nil) }},
+		{"slots of sliding windows", func() { r.move(some(2, 60), 1, nil) }},
 		{"scale-out", func() {
 			r.masters = append(r.masters, redistest.Join(t, r.masters))
 			for from := range 3 {
-				r.move(some(from, 120), 3, nil)
+				r.move(some(from, 40), 3, nil)
 			}
 		}},
 		{"scale-in", func() {
@@ -460,7 +460,7 @@ func TestReshardWithALoss(t *testing.T) {
 		name     string
 		n        int // slots that move
 		to, lost int
-	}{{"one slot", 1, 1, 0}, {"the source", 1100, 1, 0}, {"the target", 1100, 1, 1}, {"the new master", 1100, 2, 2}} {
+	}{{"one slot", 1, 1, 0}, {"the source", 300, 1, 0}, {"the target", 300, 1, 1}, {"the new master", 300, 2, 2}} {
 		t.Run(row.name, func(t *testing.T) {
 			r := newResharded(t, 2)
 			lives := func() (of [][]uint64) { // the epochs of all parts, as last read by each node
@@ -476,7 +476,7 @@ func TestReshardWithALoss(t *testing.T) {
 				}
 				slots, _ := r.of(0)
 				r.move(slots[:row.n], row.to, func(moved int) {
-					if took > 0 || moved < min(700, row.n) {
+					if took > 0 || moved < min(200, row.n) {
 						return
 					}
 					was, began := lives(), time.Now()

@@ -228,50 +228,6 @@ func TestTokensOfTheWindowBeforeAreReclaimed(t *testing.T) {
 	}
 }
 
-// A suspended node loses its leases, and spends none of them when it continues. Nor does one that cannot register, or
-// takes charges back: these are tokens that others may have.
-func TestPausedNodeIsReclaimed(t *testing.T) {
-	for _, how := range []string{"paused", "cut off"} {
-		s := newReclaiming(t, fixed(1000, ratelimit.Hour), nil)
-		n, a := s.nodes[0], ask{Cost: 1}
-		admitted := s.spend(0, 10) + s.spend(1, 10)
-		var undo []verdict
-		for range 10 {
-			undo = append(undo, s.ask(0, "k", 1))
-		}
-		n.paused, n.down = how == "paused", how != "paused"
-		if !n.paused {
-			s.goOn(registered)
-			if v := s.ask(0, "k", 1); !v.OverLimit {
-				t.Error("it spends a lease that others may have")
-			}
-		}
-		s.goOn(ratelimit.RegisteredFor)
-		admitted += s.takesFor(4*time.Second, "k", 1)
-		most := 1000 + s.each()
-		if admitted+10 < 1000 || admitted > most {
-			t.Fatalf("%s: %d of 1000 were admitted", how, admitted)
-		}
-		n.paused, n.down = false, false
-		if v := s.ask(0, "k", 1); !v.OverLimit {
-			t.Errorf("%s: at once when it comes back, it spends a lease that others have", how)
-		}
-		for !n.Registered(s.now) {
-			s.goOn(time.Millisecond)
-		}
-		for _, v := range undo {
-			s.undo(0, a, v)
-		}
-		if spent := s.spendHand(0); spent > 0 {
-			t.Errorf("%s: after it took %d back, it spends %d without a claim", how, len(undo), spent)
-		}
-		s.goOn(3 * time.Second)
-		if admitted += s.spend(0, 5); admitted > most+10 {
-			t.Errorf("%s: %d of 1000 were admitted after it came back", how, admitted)
-		}
-	}
-}
-
 // A window turns while a node is suspended, and a request comes before the node drops its leases, or not: what was
 // admitted in that window is in the ledger.
 func TestTurnBeforeALapse(t *testing.T) {
@@ -299,38 +255,6 @@ func TestTurnBeforeALapse(t *testing.T) {
 	}
 }
 
-// A full table drops keys between the end of a registration and the lapse. Their tokens are not lost.
-func TestFullTableBeforeALapse(t *testing.T) {
-	s := newReclaiming(t, fixed(100, ratelimit.Hour), fields{"lease.size": "5"})
-	known := func() map[string]bool {
-		has := map[string]bool{}
-		for i := range 200 {
-			if key := fmt.Sprint("k", i); s.lease(0, key).Granted > 0 {
-				has[key] = true
-			}
-		}
-		return has
-	}
-	for i := range 200 {
-		s.ask(0, fmt.Sprint("k", i), 1)
-	}
-	dropped := known()
-	s.nodes[0].paused = true
-	s.goOn(registered + 200*time.Millisecond) // no other node needs the tokens meanwhile
-	s.nodes[0].paused = false
-	for i := range 50 {
-		s.begin(0, ask{Key: fmt.Append(nil, "new", i), Cost: 1}, func(verdict) {})
-	}
-	maps.DeleteFunc(dropped, func(key string, _ bool) bool { return known()[key] })
-	s.goOn(3 * time.Second)
-	for key := range dropped {
-		if got := s.takesFor(5*time.Second, key, 1) + s.takesFor(20*time.Second, key, 1); got < 98 {
-			t.Errorf("the other node got %d of 100 of %s, though 1 was spent", got, key)
-		}
-		break // one tells
-	}
-}
-
 // In a long outage, in which a registration ends, requests do not wait for another one.
 func TestUnregisteredNodeDoesNotWait(t *testing.T) {
 	s := newReclaiming(t, fixed(1000, ratelimit.Hour), nil)
@@ -343,60 +267,6 @@ func TestUnregisteredNodeDoesNotWait(t *testing.T) {
 			t.Errorf("after %v: %+v", s.now.Sub(before), v)
 		}
 		s.goOn(37 * time.Millisecond)
-	}
-}
-
-// Between nodes with different clocks, and while a registration fails and claims succeed, one lease is spent twice at
-// most.
-func TestReclaimBetweenTwoClocks(t *testing.T) {
-	for _, skew := range []time.Duration{0, -2 * time.Second, 2 * time.Second} {
-		s := newStage(t, 0, fixed(1000, ratelimit.Hour),
-			fields{"on_deny": "refund", "reclaim": "eager", "lease.size": "50", "on_store_failure": "closed"})
-		s.skew = skew
-		n := s.start()
-		s.skew = 0
-		s.start()
-		s.start()
-		s.goOn(2 * time.Second)
-		admitted := s.spend(0, 10)
-		n.unnamed = true
-		for range 800 {
-			s.goOn(20 * time.Millisecond)
-			admitted += s.spend(0, 1) + s.spend(1, 10) + s.spend(2, 10)
-		}
-		n.unnamed = false
-		s.goOn(time.Second)
-		if admitted += s.spend(0, 100); admitted > 1000+s.each() || admitted < 1000 {
-			t.Errorf("%v: %d of 1000 were admitted", skew, admitted)
-		}
-	}
-}
-
-// A crashed node's usage after its last claim is lost in two sliding windows, of which both count: that is one lease.
-func TestReclaimOfTwoWindows(t *testing.T) {
-	s := newReclaiming(t, limitOf(ratelimit.SlidingWindow, 1000, ratelimit.Hour), nil)
-	s.deaf = true // a lost recall costs refusals only
-	s.jump(30 * time.Second)
-	s.goOn(28200 * time.Millisecond)
-	was := s.spend(0, 10)
-	s.goOn(300 * time.Millisecond)
-	was += s.takes(1, "k", 700) // it is noted that this one is short
-	w := s.window()
-	s.toTurn(6 * time.Millisecond)
-	was += s.spendHand(0)
-	s.goOn(200 * time.Millisecond)
-	if s.window() == w {
-		t.Fatal("the window has not turned")
-	}
-	is := s.spend(0, 5)
-	s.goOn(100 * time.Millisecond)
-	is += s.spendHand(0)
-	s.nodes[0].gone = true
-	s.goOn(12 * time.Second)
-	is += s.takesFor(3*time.Second, "k", 1)
-	left := s.rule.Limit.WindowEnd(s.window()).Sub(s.time()).Hours()
-	if count := float64(is) + left*float64(was); count > float64(1000+s.each()+2) {
-		t.Errorf("%d and %d were admitted: the count is %.0f of 1000, and one lease is %d", was, is, count, s.each())
 	}
 }
 
@@ -417,8 +287,9 @@ func TestUnregisteredNodeTellsAtItsEnd(t *testing.T) {
 	}
 }
 
-// Nodes are suspended, cut off, and answered late, rules change node by node, requests are undone, windows turn, and
-// nodes drift. At most one lease is spent twice for each time that a node was silent.
+// Nodes are suspended, cut off, and answered late, their registrations fail alone, their clocks differ, rules change node
+// by node, requests are undone, windows turn, and nodes drift. At most one lease is spent twice for each time that a node
+// was silent.
 func TestReclaimAtRandom(t *testing.T) {
 	for seed := range uint64(80) {
 		r := rand.New(rand.NewPCG(seed, 77)) //nolint:gosec // the same run each time
@@ -427,7 +298,9 @@ func TestReclaimAtRandom(t *testing.T) {
 		if r.IntN(3) == 0 {
 			f["mode"], f["max_nodes"] = "approx", "3"
 		}
-		s := newStage(t, 3, limit, f)
+		s := newStage(t, 2, limit, f)
+		s.skew = time.Duration(r.IntN(5)-2) * time.Second // on etcd, each node has its own clock
+		s.start()
 		s.far(time.Millisecond / 2)
 		safe := *s.rule
 		safe.Coordination.Reclaim = ratelimit.ReclaimSafe
@@ -443,7 +316,7 @@ func TestReclaimAtRandom(t *testing.T) {
 		for range 200 {
 			node := r.IntN(3)
 			n := s.nodes[node]
-			switch r.IntN(28) {
+			switch r.IntN(30) {
 			case 0:
 				n.paused = !n.paused
 				silent[s.window()]++
@@ -459,10 +332,13 @@ func TestReclaimAtRandom(t *testing.T) {
 				n.hangs = time.Duration(r.IntN(3000)) * time.Millisecond
 			case 5:
 				s.goOn(time.Duration(r.IntN(12)) * time.Second)
+			case 6, 7:
+				n.unnamed = !n.unnamed
+				silent[s.window()]++
 			}
 			if _, known := silent[s.window()]; !known { // those that have been silent since the window before
 				for _, n := range s.nodes {
-					if n.paused || n.down || n.mute {
+					if n.paused || n.down || n.mute || n.unnamed {
 						silent[s.window()]++
 					}
 				}
