@@ -14,17 +14,11 @@ import (
 // Idle full buckets leave the table, also if their node never returned what it was granted in vain.
 func TestFullBucketsLeaveTheTable(t *testing.T) {
 	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
-		s := newStage(t, 1, bucketOf(1000, 1000, unit), fields{"on_deny": "refund", "on_store_failure": "closed"})
+		s := newStage(t, 1, bucketOf(1000, 1000, unit), strict)
 		for _, key := range []string{"a", "b", "c"} {
 			s.ask(0, key, 1)
 		}
-		first, _ := s.hold(0, ask{Cost: 10}) // leaves before its claim is granted
-		answer, _ := s.nodes[0].book(s.batch(0))
-		second, _ := s.hold(0, ask{Cost: 20})
-		leaves(s, first)
-		answer()
-		s.down(true)
-		leaves(s, second)
+		s.inVain(10, func() { s.down(true) })
 		s.goOn(3 * time.Second)
 		s.down(false)
 		s.goOn(5 * time.Minute)
@@ -32,6 +26,17 @@ func TestFullBucketsLeaveTheTable(t *testing.T) {
 			t.Errorf("%v: after five minutes, %d buckets are tracked: %+v", unit, n, s.lease(0, "a"))
 		}
 	}
+}
+
+// inVain has a node be granted tokens for a request that has left. Something happens before its next message.
+func (s *stage) inVain(cost tokens, then func()) {
+	first, _ := s.hold(0, ask{Cost: cost})
+	answer, _ := s.nodes[0].book(s.batch(0))
+	second, _ := s.hold(0, ask{Cost: cost + 10})
+	leaves(s, first)
+	answer()
+	then()
+	leaves(s, second)
 }
 
 // leaves has a request end without an answer.
@@ -42,7 +47,7 @@ func leaves(s *stage, w *leasing.Wait) {
 
 // A refund whose message never left, because the breaker is open, is stated later.
 func TestRefundThatNeverLeft(t *testing.T) {
-	s := newStage(t, 1, bucketOf(100, 100, ratelimit.Day), fields{"on_deny": "refund", "on_store_failure": "closed"})
+	s := newStage(t, 1, bucketOf(100, 100, ratelimit.Day), strict)
 	s.ask(0, "other", 1)
 	first, _ := s.hold(0, ask{Cost: 30})
 	answer, _ := s.nodes[0].book(s.batch(0))
@@ -68,7 +73,7 @@ func TestRefundThatNeverLeft(t *testing.T) {
 // What a slow store granted for requests that left comes back: of a bucket of a day, single tokens, too.
 func TestRequestsThatLeaveReturnTheirTokens(t *testing.T) {
 	for _, cost := range []tokens{1, 2} {
-		s := newStage(t, 1, bucketOf(10, 10, ratelimit.Day), fields{"on_deny": "refund", "on_store_failure": "closed"})
+		s := newStage(t, 1, bucketOf(10, 10, ratelimit.Day), strict)
 		s.goOn(2 * time.Second)
 		s.far(10 * time.Millisecond)
 		for range 10 / cost {
@@ -82,6 +87,35 @@ func TestRequestsThatLeaveReturnTheirTokens(t *testing.T) {
 		if n := s.takes(0, "k", 1); n < 9 {
 			t.Errorf("cost %d: all requests were refused, and %d of 10 tokens are left", cost, n)
 		}
+	}
+}
+
+// A young epoch's messages do not state refunds: what was granted in vain returns after it, less what has refilled.
+func TestReturnAfterAYoungEpoch(t *testing.T) {
+	s := newStage(t, 2, bucketOf(100, 100, ratelimit.Second), strict)
+	for i := range s.nodes {
+		s.ask(i, "other", 1)
+	}
+	s.goOn(3 * time.Second)
+	s.inVain(50, func() {
+		s.lose()
+		for i := range s.nodes {
+			s.nodes[i].Beat()
+		}
+		s.goOn(2 * time.Millisecond)
+	})
+	for s.nodes[0].Young() || s.nodes[1].Young() {
+		s.goOn(time.Millisecond)
+	}
+	from, admitted := s.now, s.takes(1, "k", 1)
+	s.goOn(30 * time.Millisecond)
+	for i := range 60 {
+		if !s.ask(i%2, "k", 10).OverLimit {
+			admitted += 10
+		}
+	}
+	if most := 101 + tokens(100*s.now.Sub(from).Seconds()); admitted > most {
+		t.Errorf("%d are admitted, of at most %d", admitted, most)
 	}
 }
 

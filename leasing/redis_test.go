@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -104,91 +103,6 @@ func TestFaultsOfRedis(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Redis loses all its data while each node is alive. One node has spent the limit of each key, and refuses without
-// claims. One has no usage, and one is new to the fleet. No key exceeds its limit by more than declared, the loss is
-// counted, and no usage is lost for good.
-func TestRedisThatLosesItsData(t *testing.T) {
-	t.Parallel()
-	const limit, keys = 200, 20
-	for how, lose := range map[string]func(*redistest.Server){
-		"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
-		"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },
-	} {
-		for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
-			t.Run(how+" "+algorithm.String(), func(t *testing.T) {
-				t.Parallel()
-				store := redistest.Start(t)
-				c := onRedis(t, 2, limitOf(algorithm, limit, ratelimit.Year), clientOf(store.Addr))
-				admitted := map[string]int{}
-				spend := func(node, times int) {
-					for i := range times * keys {
-						if key := fmt.Sprint("k", i%keys); c.attempt(node, key) {
-							admitted[key]++
-						}
-					}
-				}
-				spend(0, limit+20)
-				lose(store)
-				c.joinRedis(1, clientOf(store.Addr))
-				for end := time.Now().Add(2 * ratelimit.YoungFor); time.Now().Before(end); {
-					spend(0, 1)
-					spend(1, 5)
-					spend(2, 5)
-				}
-				for key, n := range admitted {
-					if n > limit+limit/20 {
-						t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
-					}
-				}
-				for node := range 2 {
-					if s := c.nodes[node].Stats(); s.Recoveries != 1 || s.Missing > 0 {
-						t.Errorf("node %d counts %d losses, and %d of single accounts", node, s.Recoveries, s.Missing)
-					}
-				}
-				c.until("the ledger learns for ever", func() bool { return c.nodes[2].Ready() })
-				c.until("a new key is refused", func() bool { return c.attempt(2, "new") })
-			})
-		}
-	}
-}
-
-// A Sentinel promotes a replica with a tenth of the usage. Nodes restore the rest: the excess is at most as declared,
-// and the whole limit is admitted.
-func TestReplicaThatLagsBehind(t *testing.T) {
-	t.Parallel()
-	const limit = 5000
-	master := redistest.Start(t)
-	lag := redistest.NewProxy(t, master.Addr)
-	replica := redistest.Start(t)
-	host, port, _ := net.SplitHostPort(lag.Addr)
-	replica.Do("REPLICAOF", host, port)
-	replica.UntilInfo("replication", "master_link_status:up")
-	sentinel := redistest.Sentinel(t, "m", master)
-	sentinel.UntilInfo("sentinel", "slaves=1")
-	c := onRedis(t, 3, fixed(limit, ratelimit.Year), func() redis.UniversalClient {
-		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: "m", SentinelAddrs: []string{sentinel.Addr}, MaxRetries: -1, ContextTimeoutEnabled: true,
-			DialTimeout: 200 * time.Millisecond,
-		})
-	})
-	first, _ := c.load(500, 5, 0, "k")
-	c.until("the replica does not follow", func() bool {
-		return replica.Do("DBSIZE").(int64) > 1 // the account is there, too
-	})
-	lag.Delay(time.Minute) // from here on the replica gets no data
-	second, _ := c.load(3000, 6, 0, "k")
-	master.Kill()
-	replica.UntilInfo("replication", "role:master")
-	if n := c.rest("k", first["k"]+second["k"], limit); n > limit+limit/20 || n < limit {
-		t.Errorf("%d of %d were admitted", n, limit)
-	}
-	for i, f := range c.nodes {
-		if n := f.Stats().Recoveries; n == 0 {
-			t.Errorf("node %d has not noticed", i)
-		}
 	}
 }
 

@@ -188,25 +188,6 @@ func TestBytesForEachKey(t *testing.T) {
 	}
 }
 
-// A segment that is full does not grow if an eighth of what it may hold is dead, to the key.
-func TestAnEighthThatIsDeadIsRoom(t *testing.T) {
-	for _, c := range []struct {
-		dead  int
-		grows bool
-	}{{55, true}, {56, false}} {
-		table := New[value](NewArena(), 1000)
-		n := uint64(0)
-		for s := table.segment(0); len(s.tags) < SegmentCells || s.size < full(SegmentCells); s = table.segment(0) {
-			table.Add(idOf(n), nil, never).Val.n = int64(n)
-			n++
-		}
-		table.Add(idOf(n), nil, func(x *Cell[value]) bool { return x.Val.n < int64(c.dead) })
-		if grew := table.depth > 0; grew != c.grows {
-			t.Errorf("%d of %d keys were dead: it grew %v", c.dead, n, grew)
-		}
-	}
-}
-
 // Keys whose hashes begin alike are separated as far as the directory may grow. Then there is no room for more of
 // them, and all others continue.
 func TestKeysOfOnePrefix(t *testing.T) {
