@@ -142,30 +142,26 @@ func (c *cluster) attempt(node int, key string) bool {
 }
 
 // load has callers ask for single tokens, n in all, of keys in turn and at all nodes in turn. It returns what was
-// admitted of each key, and how long each took, in order.
-func (c *cluster) load(n, callers int, pause time.Duration, keys ...string) (map[string]int, []time.Duration) {
+// admitted of each key.
+func (c *cluster) load(n, callers int, pause time.Duration, keys ...string) map[string]int {
 	admitted := map[string]int{}
-	var times []time.Duration
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for i := range callers {
 		all.Go(func() {
 			for j := range n / callers {
-				key, began := keys[(i+j*callers)%len(keys)], c.clock()
-				passes := c.attempt((i+j)%len(c.nodes), key)
-				mu.Lock()
-				times = append(times, c.clock().Sub(began))
-				if passes {
+				key := keys[(i+j*callers)%len(keys)]
+				if c.attempt((i+j)%len(c.nodes), key) {
+					mu.Lock()
 					admitted[key]++
+					mu.Unlock()
 				}
-				mu.Unlock()
 				time.Sleep(pause)
 			}
 		})
 	}
 	all.Wait()
-	slices.Sort(times)
-	return admitted, times
+	return admitted
 }
 
 // faulty is a ledger in memory whose trips take a time, or fail.
@@ -258,6 +254,26 @@ func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
 				time.Sleep(900 * time.Microsecond)
 			}
 			asks.Wait()
+		})
+	}
+}
+
+// A request waits for its rule's deadline, and no longer, whether the store is slow, hangs or fails.
+func TestRequestsWaitForTheirDeadline(t *testing.T) {
+	for _, policy := range []string{"open", "local", "closed"} {
+		synctest.Test(t, func(t *testing.T) {
+			c, ledger := newCluster(t, fixed(100, ratelimit.Year), fields{"on_store_failure": policy}), newFaulty(newBubbleStore())
+			c.join(ledger)
+			c.attempt(0, "what time it is there")
+			for i, takes := range []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, time.Hour} {
+				ledger.takes = takes
+				began := c.clock()
+				v := c.decide(0, ask{Key: fmt.Append(nil, i), Cost: 1})
+				if took := c.clock().Sub(began); took > ratelimit.StoreDeadline || v.Source != ratelimit.FromFallback {
+					t.Errorf("%s: a store that takes %v is waited for for %v: %+v", policy, takes, took, v)
+				}
+				time.Sleep(time.Second)
+			}
 		})
 	}
 }

@@ -228,6 +228,46 @@ func TestTokensOfTheWindowBeforeAreReclaimed(t *testing.T) {
 	}
 }
 
+// A suspended node loses its leases, and spends none of them when it continues. Nor does one that cannot register, or
+// takes charges back: these are tokens that others may have.
+func TestPausedNodeIsReclaimed(t *testing.T) {
+	for _, how := range []string{"paused", "cut off"} {
+		s := newReclaiming(t, fixed(1000, ratelimit.Hour), nil)
+		n, most := s.nodes[0], 1000+s.each()
+		admitted := s.spend(0, 10) + s.spend(1, 10)
+		undone := make([]verdict, 10)
+		for i := range undone {
+			undone[i] = s.ask(0, "k", 1)
+		}
+		n.paused, n.down = how == "paused", how != "paused"
+		s.goOn(registered)
+		if !n.paused && !s.ask(0, "k", 1).OverLimit {
+			t.Error("it spends a lease that others may have")
+		}
+		s.goOn(ratelimit.RegisteredFor)
+		if admitted += s.takesFor(4*time.Second, "k", 1); admitted+10 < 1000 || admitted > most {
+			t.Errorf("%s: %d of 1000 were admitted", how, admitted)
+		}
+		n.paused, n.down = false, false
+		if !s.ask(0, "k", 1).OverLimit {
+			t.Errorf("%s: at once when it comes back, it spends a lease that others have", how)
+		}
+		for !n.Registered(s.now) {
+			s.goOn(time.Millisecond)
+		}
+		for _, v := range undone {
+			s.undo(0, ask{Cost: 1}, v)
+		}
+		if spent := s.spendHand(0); spent > 0 {
+			t.Errorf("%s: after it took 10 back, it spends %d without a claim", how, spent)
+		}
+		s.goOn(3 * time.Second)
+		if admitted += s.spend(0, 5); admitted > most+10 {
+			t.Errorf("%s: %d of 1000 were admitted after it came back", how, admitted)
+		}
+	}
+}
+
 // A window turns while a node is suspended, and a request comes before the node drops its leases, or not: what was
 // admitted in that window is in the ledger.
 func TestTurnBeforeALapse(t *testing.T) {
@@ -252,6 +292,38 @@ func TestTurnBeforeALapse(t *testing.T) {
 		if err != nil || is.Charged < admitted || s.window() == w {
 			t.Errorf("%s first: %d were admitted in the window, the ledger has %+v of them, %v", first, admitted, is, err)
 		}
+	}
+}
+
+// A full table drops keys between the end of a registration and the lapse. Their tokens are not lost.
+func TestFullTableBeforeALapse(t *testing.T) {
+	s := newReclaiming(t, fixed(100, ratelimit.Hour), fields{"lease.size": "5"})
+	known := func() map[string]bool {
+		has := map[string]bool{}
+		for i := range 200 {
+			if key := fmt.Sprint("k", i); s.lease(0, key).Granted > 0 {
+				has[key] = true
+			}
+		}
+		return has
+	}
+	for i := range 200 {
+		s.ask(0, fmt.Sprint("k", i), 1)
+	}
+	dropped := known()
+	s.nodes[0].paused = true
+	s.goOn(registered + 200*time.Millisecond) // no other node needs the tokens meanwhile
+	s.nodes[0].paused = false
+	for i := range 50 {
+		s.begin(0, ask{Key: fmt.Append(nil, "new", i), Cost: 1}, func(verdict) {})
+	}
+	maps.DeleteFunc(dropped, func(key string, _ bool) bool { return known()[key] })
+	s.goOn(3 * time.Second)
+	for key := range dropped {
+		if got := s.takesFor(5*time.Second, key, 1) + s.takesFor(20*time.Second, key, 1); got < 98 {
+			t.Errorf("the other node got %d of 100 of %s, though 1 was spent", got, key)
+		}
+		break // one tells
 	}
 }
 

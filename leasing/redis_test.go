@@ -23,40 +23,15 @@ import (
 // rest asks until the limit of a key is admitted, for 20 s at most, and then a little more.
 func (c *cluster) rest(key string, admitted, limit int) int {
 	for end := time.Now().Add(20 * time.Second); admitted < limit && time.Now().Before(end); {
-		more, _ := c.load(60, 6, 2*time.Millisecond, key)
-		admitted += more[key]
+		admitted += c.load(60, 6, 2*time.Millisecond, key)[key]
 	}
-	more, _ := c.load(300, 6, 0, key)
-	return admitted + more[key]
+	return admitted + c.load(300, 6, 0, key)[key]
 }
 
-// For any fault of Redis, or of the network to it, admissions stay within the limit, and no request waits longer than
-// the rule's deadline. After the fault, the whole limit is available.
+// For any fault of Redis, or of the network to it, admissions stay within the limit. After the fault, the whole limit is
+// available.
 func TestFaultsOfRedis(t *testing.T) {
 	const limit = 3000
-	// lateness is by how much one in a hundred of this machine's timers is late, until it is asked.
-	lateness := func() func() time.Duration {
-		stop, all := make(chan struct{}), make(chan []time.Duration)
-		go func() {
-			var took []time.Duration
-			for {
-				due := time.Now().Add(time.Millisecond)
-				select {
-				case <-stop:
-					all <- took
-					return
-				case <-time.After(time.Millisecond):
-					took = append(took, time.Since(due))
-				}
-			}
-		}()
-		return func() time.Duration {
-			close(stop)
-			took := append(<-all, 0)
-			slices.Sort(took)
-			return took[len(took)*99/100]
-		}
-	}
 	for name, fault := range map[string]func(s *redistest.Server, p *redistest.Proxy, is bool){
 		"lost replies": func(_ *redistest.Server, p *redistest.Proxy, is bool) { p.Swallow(map[bool]int{true: 20}[is]) },
 		"cut":          func(_ *redistest.Server, p *redistest.Proxy, _ bool) { p.Cut() },
@@ -79,28 +54,15 @@ func TestFaultsOfRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for tries := 1; ; tries++ {
-				s := redistest.Start(t)
-				p := redistest.NewProxy(t, s.Addr)
-				c := onRedis(t, 3, fixed(limit, ratelimit.Year), clientOf(p.Addr))
-				before, _ := c.load(1200, 6, 0, "k")
-				fault(s, p, true)
-				late := lateness()
-				during, times := c.load(900, 6, time.Millisecond, "k")
-				// The machine's own pauses come on top of the deadline, before and after the wait.
-				most := ratelimit.StoreDeadline + 35*time.Millisecond + 2*late()
-				fault(s, p, false)
-				if n := c.rest("k", before["k"]+during["k"], limit); n != limit {
-					t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
-				}
-				p99 := times[len(times)*99/100]
-				if p99 <= most {
-					return
-				}
-				// A machine that others need is late now and then, and a node each time.
-				if t.Logf("of the requests, one in a hundred took %v, must be at most %v", p99, most); tries == 3 {
-					t.FailNow()
-				}
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			c := onRedis(t, 3, fixed(limit, ratelimit.Year), clientOf(p.Addr))
+			before := c.load(1200, 6, 0, "k")
+			fault(s, p, true)
+			during := c.load(900, 6, time.Millisecond, "k")
+			fault(s, p, false)
+			if n := c.rest("k", before["k"]+during["k"], limit); n != limit {
+				t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
 			}
 		})
 	}
@@ -230,19 +192,11 @@ func TestRedisThatLies(t *testing.T) {
 		lie  func(redis.Cmder)
 		most int
 	}{
-		"no number":             {is(sum, math.NaN()), limit},
-		"without end":           {is(sum, math.Inf(1)), limit},
-		"half a token":          {plus(sum, 0.5), limit},
 		"a sum without bound":   {is(sum, 1<<53), limit},
 		"a sum that is large":   {is(sum, 1<<51), limit},
-		"more than was wanted":  {plus(granted, 1e6), limit},
 		"more, and it adds up":  {ofClaims(func(n []float64) { n[granted] += 1e6; n[total] += 1e6 }), limit},
-		"less than nothing":     {is(granted, -1), limit},
-		"the least grant":       {is(granted, -1<<53), limit},
 		"a total of others":     {plus(total, 7), limit},
 		"in hand without bound": {is(5, 1<<53), limit},
-		"another's answer":      {plus(1, 1), limit},
-		"a code that is none":   {is(0, 9), limit},
 		"always overtaken":      {is(0, 1), limit},
 		"always over":           {is(0, 2), limit},
 		"a fence below nothing": {is(6, -1), limit},
@@ -251,11 +205,7 @@ func TestRedisThatLies(t *testing.T) {
 		"draws of no bound":     {reply(0, int64(math.MaxInt64)), limit},
 		"draws that are lost":   {reply(1, int64(0)), limit},
 		"draws that come twice": {ofDraws(func(r []any) []any { r[1] = r[1].(int64) * 2; return r }), limit},
-		"draws of words":        {reply(0, "many"), limit},
 		"draws without account": {reply(2, int64(0)), limit},
-		"draws that are cut":    {ofDraws(func(r []any) []any { return r[:2] }), limit},
-		"no draws":              {ofDraws(func([]any) []any { return nil }), limit},
-		"draws of nothing":      {ofDraws(func(r []any) []any { return make([]any, len(r)) }), limit},
 		"1970":                  {ofTime(func(int64) int64 { return 1 }), 2 * limit},
 		"before 1970":           {ofTime(func(int64) int64 { return -5 }), limit},
 		"a year ago":            {ofTime(hour(-366 * 24)), 2 * limit},

@@ -67,6 +67,29 @@ func TestWindowThatComesBackAfterALateReport(t *testing.T) {
 	}
 }
 
+// Drift before a turn of the window counts against the share after it, so the node drifts on until it is reported.
+func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
+	s := newStage(t, 1, limitOf(ratelimit.SlidingWindow, 100, ratelimit.Minute),
+		fields{"mode": "approx", "check_timeout": "0s", "drift_budget": "4", "max_nodes": "1"})
+	s.nodes[0].share = 4
+	s.ask(0, "other", 1) // what time it is there
+	s.toTurn(10 * time.Second)
+	drifts := func() (n tokens) {
+		for range 5 {
+			if v := s.overdue(0, ask{Cost: 1}); v.Source == ratelimit.FromDrift {
+				n++
+			}
+		}
+		return n
+	}
+	before := drifts()
+	s.jump(-10 * time.Second) // no report was sent
+	is := s.nodes[0].Drifting()
+	if after := drifts(); before != 4 || after > 0 || !is {
+		t.Errorf("%d of a share of 4 drift, and %d in the next window; it says that it drifts: %v", before, after, is)
+	}
+}
+
 // A new window is free, whatever was refused and charged in the one before. An answer about the old one, which arrives
 // after the turn, decides nothing, and what is taken back of the old one frees nothing.
 func TestAnswersOfAnEndedWindow(t *testing.T) {
