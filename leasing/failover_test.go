@@ -22,57 +22,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Where one server of a Cluster is down, keys of the others are exact, are not decided without the store, and do not
-// wait. Keys of that server are decided by their rule's policy, and nothing is admitted beyond their limit.
-func TestShardThatIsDown(t *testing.T) {
-	t.Parallel()
-	servers := redistest.Cluster(t, 3)
-	c := onRedis(t, 2, fixed(100, ratelimit.Year), clusterOf(servers...))
-	ledger := c.ledgers[0].(*account.Redis)
-	const downFrom = 2 * 16384 / 3
-	mixed := ledger.Partitions() * 2 / 3 // the part of which some slots are down
-	var up, down []string
-	for i := range 30 {
-		key := fmt.Sprint("k", i)
-		name := ratelimit.KeyName([]byte(key))
-		switch slot := servers[0].Do("CLUSTER", "KEYSLOT", "{"+name+"}").(int64); {
-		case slot >= downFrom:
-			down = append(down, key)
-		case ledger.Partition(name) != mixed:
-			up = append(up, key)
-		}
-	}
-	keys, total := slices.Concat(up, down), map[string]int{}
-	add := func(keys ...string) {
-		for key, n := range c.load(600, 6, 0, keys...) {
-			total[key] += n
-		}
-	}
-	add(keys...)
-	servers[2].Kill()
-	add(keys...)
-	c.until("keys of servers that are up are not admitted", func() bool {
-		add(up...)
-		return !slices.ContainsFunc(up, func(key string) bool { return total[key] < 100 })
-	})
-	for key, n := range total {
-		if n > 100 {
-			t.Errorf("%s: %d of 100 were admitted", key, n)
-		}
-	}
-	waited := 0
-	for _, key := range up {
-		began := c.clock()
-		v := c.decide(0, ask{Key: []byte(key), Cost: 1})
-		if v.Source == ratelimit.FromFallback || c.clock().Sub(began) > ratelimit.StoreDeadline {
-			waited++ // or the machine did
-		}
-	}
-	if waited > 2 {
-		t.Errorf("of %d keys of servers that are up, %d waited", len(up), waited)
-	}
-}
-
 // lossy starts a store, and nodes on it. copied makes an older copy of its data, or none, and used has it go on with
 // that.
 type lossy func(t *testing.T) (c *cluster, copied, used func())
@@ -242,7 +191,8 @@ func (c *cluster) greeted(node, part int) {
 	<-done
 }
 
-// Each part of a Cluster is separate: its servers' answers bound its clock, and make it count as alive.
+// Each part of a Cluster is separate: its servers' answers bound its clock, and make it count as alive. Where a server is
+// down, its keys are decided by their rule's policy, and those of others by the store.
 func TestPartsOfACluster(t *testing.T) {
 	t.Parallel()
 	const limit, by, who = 100, 300 * time.Millisecond, 2
@@ -342,6 +292,13 @@ func TestPartsOfACluster(t *testing.T) {
 		if dead := part >= mixed; alive == dead || open != dead && (!dead || part == last) {
 			t.Errorf("part %d: its breaker is open: %v, and it counts as alive: %v", part, open, alive)
 		}
+	}
+	up, down := ask{Key: []byte(heldBy(servers[0], "u")), Cost: 1}, ask{Key: []byte(key), Cost: 1}
+	c.until("keys of servers that are up are decided without them", func() bool {
+		return c.decide(0, up).Source != ratelimit.FromFallback
+	})
+	if v := c.decide(0, down); !v.OverLimit || v.Source != ratelimit.FromFallback {
+		t.Errorf("a key of the dead server: %+v", v)
 	}
 }
 

@@ -3,13 +3,10 @@ package leasing_test
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -65,48 +62,6 @@ func TestFaultsOfRedis(t *testing.T) {
 				t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
 			}
 		})
-	}
-}
-
-// Limits a second, of keys of which few are busy: no second admits more than its limit, by Redis' clock, and busy
-// keys reach it.
-func TestSkewedKeysPerSecond(t *testing.T) {
-	t.Parallel()
-	const limit = 50
-	c := onRedis(t, 3, fixed(limit, ratelimit.Second), clientOf(redistest.Start(t).Addr))
-	zipf := rand.NewZipf(rand.New(rand.NewPCG(3, 4)), 1.2, 1, 50) //nolint:gosec // the same run each time
-	var mu sync.Mutex
-	seconds := map[string]int{}
-	var all sync.WaitGroup
-	for i := range 12 {
-		all.Go(func() {
-			for j := range 1200 {
-				mu.Lock()
-				key := fmt.Sprint("k", zipf.Uint64())
-				mu.Unlock()
-				// A decision is of the second that it began in, or ended in. Where these differ it is not counted.
-				before := time.Now().Unix()
-				if c.attempt((i+j)%3, key) && time.Now().Unix() == before {
-					mu.Lock()
-					seconds[fmt.Sprint(before, " ", key)]++
-					mu.Unlock()
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
-	}
-	all.Wait()
-	full := 0
-	for second, n := range seconds {
-		if n > limit {
-			t.Errorf("%s: %d of %d were admitted", second, n, limit)
-		}
-		if n >= limit-1 {
-			full++
-		}
-	}
-	if full == 0 {
-		t.Error("no key came to its limit")
 	}
 }
 
