@@ -75,3 +75,27 @@ func TestDemandOfChance(t *testing.T) {
 		t.Errorf("%v a second where 7 come", d.PerSec)
 	}
 }
+
+// A lease is to last two seconds, or the period if that is shorter. It is at least what waits and the rule's size, at
+// most the limit; a part of a token is a token.
+func TestDemandWants(t *testing.T) {
+	for _, c := range []struct {
+		perSec               float64
+		waiting, fixed, want tokens
+		unit                 ratelimit.Unit
+	}{
+		{30, 0, 0, 60, ratelimit.Minute},
+		{30, 0, 0, 30, ratelimit.Second},
+		{0.2, 0, 0, 1, ratelimit.Minute},
+		{1e6, 0, 0, 1000, ratelimit.Minute},
+		{0, 3, 0, 3, ratelimit.Minute},
+		{30, 3, 10, 10, ratelimit.Minute},
+		{30, 13, 10, 13, ratelimit.Minute},
+	} {
+		rule := testRule(ratelimit.Limit{Unit: c.unit, Requests: 1000})
+		rule.Coordination.Lease.Fixed = c.fixed
+		if got := (&Demand{PerSec: c.perSec}).Want(rule, c.waiting); got != c.want {
+			t.Errorf("%+v: it wants %d", c, got)
+		}
+	}
+}
