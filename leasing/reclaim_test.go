@@ -90,16 +90,6 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 				return n + s.spendHand(0)
 			},
 		},
-		"peeks": {
-			more: fields{"lease.size": "auto"},
-			play: func(s *stage) tokens {
-				n := s.spend(0, 1)
-				s.decide(0, ask{Cost: 300, Kind: ratelimit.Peek})
-				s.nodes[0].RestateEvicted()
-				s.goOn(200 * time.Millisecond)
-				return n + s.spendHand(0)
-			},
-		},
 		"all nodes have a lower limit": {
 			limit: 100,
 			play: func(s *stage) tokens {
@@ -150,17 +140,6 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 				return n
 			},
 		},
-		"it ends in order, after its lease was spent whole": {
-			play: func(s *stage) tokens {
-				n := s.spend(0, 1)
-				if hand := s.hand(0); !s.ask(0, "k", hand).OverLimit {
-					n += hand
-				}
-				s.goOn(3 * time.Second)
-				s.release(0)
-				return n
-			},
-		},
 	} {
 		s := newReclaiming(t, fixed(whole, ratelimit.Hour), row.more)
 		if row.limit == 0 {
@@ -170,7 +149,7 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 		s.nodes[0].gone = true
 		admitted += s.takesFor(ratelimit.ReclaimedWithin, "k", 1)
 		most := row.limit + s.each()
-		if name == "does not reclaim" || name == "it ends in order, after its lease was spent whole" {
+		if name == "does not reclaim" {
 			most = row.limit
 		}
 		if admitted < row.limit || admitted > most {

@@ -357,28 +357,29 @@ func TestSettlementsOfOtherWindows(t *testing.T) {
 		{"bucket", ratelimit.TokenBucket, 1, 30, 30},
 	} {
 		s := newStage(t, 2, limitOf(row.algorithm, 100, ratelimit.Year), nil)
-		alone := local.New(64, 1, time.Unix(1_800_000_000, 0))
-		decideAlone := func(a ask) verdict {
-			v := make([]verdict, 1)
-			alone.Decide(t.Context(), 1, s.whole(a), v)
-			return v[0]
-		}
-		fleet, one := s.ask(0, "k", 40), decideAlone(ask{Cost: 40})
-		settle := func(kind ratelimit.Kind, want tokens) {
-			v := s.decide(1, ask{Kind: kind, Cost: 30, Window: fleet.Window - row.before})
-			w := decideAlone(ask{Kind: kind, Cost: 30, Window: one.Window - row.before})
-			if v.Charged+v.Debt != want || w.Charged+w.Debt != want || v.OverLimit || w.OverLimit {
-				t.Errorf("%s: kind %v books %+v in a fleet and %+v alone, must be %d", row.name, kind, v, w, want)
+		alone, node := local.New(64, 1, time.Unix(1_800_000_000, 0)), 0
+		for where, decide := range map[string]func(ask) verdict{
+			"a fleet": func(a ask) verdict {
+				node = 1 - node
+				return s.decide(node, a)
+			},
+			"a node alone": func(a ask) verdict {
+				v := make([]verdict, 1)
+				alone.Decide(t.Context(), 1, s.whole(a), v)
+				return v[0]
+			},
+		} {
+			w := decide(ask{Cost: 40}).Window - row.before
+			charge := decide(ask{Kind: ratelimit.Charge, Cost: 30, Window: w})
+			release := decide(ask{Kind: ratelimit.Release, Cost: 30, Window: w})
+			if charge.Charged+charge.Debt != row.charged || release.Charged != row.freed {
+				t.Errorf("%s, %s: a charge of 30 is %+v, and a release %+v", row.name, where, charge, release)
 			}
-		}
-		settle(ratelimit.Charge, row.charged)
-		settle(ratelimit.Release, row.freed)
-		left := 60 + row.freed - row.charged
-		if v := s.ask(0, "k", left+1); !v.OverLimit {
-			t.Errorf("%s: a fleet admits %d, must have %d left", row.name, left+1, left)
-		}
-		if v := decideAlone(ask{Cost: left}); v.OverLimit {
-			t.Errorf("%s: a node alone refuses %d: %+v", row.name, left, v)
+			left := 60 + row.freed - row.charged
+			rest, more := decide(ask{Cost: left}), decide(ask{Cost: 1})
+			if rest.OverLimit || !more.OverLimit {
+				t.Errorf("%s, %s: %d are left, for which it says %+v, and of one more %+v", row.name, where, left, rest, more)
+			}
 		}
 	}
 }
