@@ -97,11 +97,13 @@ func TestSmallerLimitsRefuseNoOthers(t *testing.T) {
 	smaller := *s.rule
 	smaller.Limit.Requests = 10
 	s.passes(0, 20)
-	var large, small verdict
-	s.begin(0, ask{Cost: 30}, func(v verdict) { large = v })
-	s.begin(0, ask{Rule: &smaller, Cost: 1}, func(v verdict) { small = v })
-	if s.goOn(time.Second); large.OverLimit || large.Charged != 30 || !small.OverLimit {
-		t.Errorf("20 are used: 30 of 100 are %+v, and 1 of 10 is %+v", large, small)
+	first, large := s.hold(0, ask{Cost: 30})
+	second, small := s.hold(0, ask{Rule: &smaller, Cost: 1})
+	for first.Advance(s.now) || second.Advance(s.now) {
+		s.goOn(time.Millisecond)
+	}
+	if large.OverLimit || large.Charged != 30 || !small.OverLimit {
+		t.Errorf("20 are used: 30 of 100 are %+v, and 1 of 10 is %+v", *large, *small)
 	}
 }
 

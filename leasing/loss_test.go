@@ -152,8 +152,8 @@ func TestUnreadableAccountInAYoungEpoch(t *testing.T) {
 	}
 }
 
-// After a loss, nodes that all answer admit the limit, and at most a twentieth beyond it, whatever comes before and
-// meanwhile: refunds, undone requests, other limits, answers that are lost.
+// After a loss, nodes that all answer admit the limit, and at most a twentieth beyond it. Before and meanwhile there are
+// refunds, undone requests, other limits, and answers that are lost.
 func TestLossesAtRandom(t *testing.T) {
 	for seed := range uint64(80) {
 		r := rand.New(rand.NewPCG(seed, 78)) //nolint:gosec // the same run each time

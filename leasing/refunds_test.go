@@ -357,11 +357,13 @@ func TestSettlementsOfOtherWindows(t *testing.T) {
 		{"bucket", ratelimit.TokenBucket, 1, 30, 30},
 	} {
 		s := newStage(t, 2, limitOf(row.algorithm, 100, ratelimit.Year), nil)
-		alone, node := local.New(64, 1, time.Unix(1_800_000_000, 0)), 0
+		alone := local.New(64, 1, time.Unix(1_800_000_000, 0))
 		for where, decide := range map[string]func(ask) verdict{
 			"a fleet": func(a ask) verdict {
-				node = 1 - node
-				return s.decide(node, a)
+				if a.Kind.Settles() {
+					return s.decide(1, a)
+				}
+				return s.decide(0, a)
 			},
 			"a node alone": func(a ask) verdict {
 				v := make([]verdict, 1)

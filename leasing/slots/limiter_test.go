@@ -146,8 +146,8 @@ func (n *node) waiting() int {
 }
 
 // Whatever becomes of messages and answers, the ledger's limit holds. A request that has ended keeps no slot once the
-// ledger answers again, if it was refused, undone or given up, too: without further requests, and long before the slot's
-// time is over.
+// ledger answers again, if it was refused, undone or given up, too. That needs no further request, nor the end of the
+// slot's time.
 func TestEndedRequestsKeepNoSlot(t *testing.T) {
 	const atOnce, requests = 8, 80
 	for seed := range uint64(150) {
