@@ -437,7 +437,6 @@ func TestUserOfTheGuideSuffices(t *testing.T) {
 
 // What all stores of a table must do.
 func TestEtcdTable(t *testing.T) {
-	t.Parallel()
 	s := etcdtest.Start(t)
 	snapshot := s.Snapshot()
 	tabletest.Run(t, tabletest.Server{
