@@ -316,9 +316,14 @@ func TestGarbage(t *testing.T) {
 	no, words := errors.New("ERR no"), "5 5 1"
 	all := []any{
 		no, redis.Nil, nil, "", "OK", "abc", "1f 1 2 abc", strings.Repeat("\xff", 8*answerFields),
-		strings.Repeat("\x00", 8*answerFields), int64(1), int64(math.MaxInt64), []any{}, []any{int64(1)},
-		[]any{int64(5), int64(5), int64(0)}, []any{words, int64(5), int64(1)}, []any{int64(5), no, int64(1)},
-		[]any{int64(math.MaxInt64), int64(5), int64(1), int64(1)}, []any{int64(5), int64(5), int64(1), no},
+		strings.Repeat("\x00", 8*answerFields), int64(1), int64(math.MaxInt64),
+		[]any{},
+		[]any{int64(1)},
+		[]any{int64(5), int64(5), int64(0)},
+		[]any{words, int64(5), int64(1)},
+		[]any{int64(5), no, int64(1)},
+		[]any{int64(math.MaxInt64), int64(5), int64(1), int64(1)},
+		[]any{int64(5), int64(5), int64(1), no},
 	}
 	times := []any{no, redis.Nil, time.Time{}, time.Unix(1<<45, 0)}
 	for command, row := range map[string]struct {

@@ -297,7 +297,8 @@ func TestReplayJudges(t *testing.T) {
 		"a grant too many, and declared": {[]Event{whole, declared}, true, Totals{Over: 5, Beyond: 5, Taken: 10_005}},
 		"beside a charge that does not fit": {
 			[]Event{event(1, "a", 0, 12_000, 0, 0, 12_000), event(2, "b", 0, 0, 6000, 6000, 18_000)},
-			false, Totals{Over: 6000, Beyond: 8000, Debt: 2000, Taken: 18_000},
+			false,
+			Totals{Over: 6000, Beyond: 8000, Debt: 2000, Taken: 18_000},
 		},
 		"a limit that was lowered": {[]Event{whole, lowered}, true, Totals{Taken: 10_000}},
 		"messages that changed nothing": {
