@@ -266,11 +266,11 @@ func (s *spoils) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (s *spoils) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		_ = next(ctx, cmd)
+		err := next(ctx, cmd)
 		if s.command == "get" || cmd.Name() == s.command {
-			s.spoil(cmd)
+			err = s.spoil(cmd)
 		}
-		return cmd.Err()
+		return err
 	}
 }
 
@@ -279,28 +279,29 @@ func (s *spoils) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 		err := next(ctx, cmds)
 		for _, cmd := range cmds {
 			if c, ok := cmd.(*redis.Cmd); ok && s.command == "get" && cmd.Name() == "exec" {
-				all := c.Val().([]any)
-				all[len(all)-1] = s.reply
+				if all, ok := c.Val().([]any); ok { // it has not been discarded
+					all[len(all)-1] = s.reply
+				}
 			}
 			if cmd.Name() == s.command && s.command != "get" {
-				s.spoil(cmd)
+				_ = s.spoil(cmd)
 			}
 		}
 		return err
 	}
 }
 
-func (s *spoils) spoil(cmd redis.Cmder) {
-	if err, ok := s.reply.(error); ok {
-		cmd.SetErr(err)
-		return
-	}
+func (s *spoils) spoil(cmd redis.Cmder) error {
+	err, _ := s.reply.(error)
+	cmd.SetErr(err)
 	switch c := cmd.(type) {
 	case *redis.Cmd:
 		c.SetVal(s.reply)
 	case *redis.TimeCmd:
-		c.SetVal(s.reply.(time.Time))
+		at, _ := s.reply.(time.Time)
+		c.SetVal(at)
 	}
+	return err
 }
 
 // Whatever one command is answered, none of the messages that it is about is granted anything. Later ones are.
