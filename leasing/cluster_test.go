@@ -15,6 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/sim"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/lane"
@@ -142,30 +144,26 @@ func (c *cluster) attempt(node int, key string) bool {
 }
 
 // load has callers ask for single tokens, n in all, of keys in turn and at all nodes in turn. It returns what was
-// admitted of each key, and how long each took, in order.
-func (c *cluster) load(n, callers int, pause time.Duration, keys ...string) (map[string]int, []time.Duration) {
+// admitted of each key.
+func (c *cluster) load(n, callers int, pause time.Duration, keys ...string) map[string]int {
 	admitted := map[string]int{}
-	var times []time.Duration
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for i := range callers {
 		all.Go(func() {
 			for j := range n / callers {
-				key, began := keys[(i+j*callers)%len(keys)], c.clock()
-				passes := c.attempt((i+j)%len(c.nodes), key)
-				mu.Lock()
-				times = append(times, c.clock().Sub(began))
-				if passes {
+				key := keys[(i+j*callers)%len(keys)]
+				if c.attempt((i+j)%len(c.nodes), key) {
+					mu.Lock()
 					admitted[key]++
+					mu.Unlock()
 				}
-				mu.Unlock()
 				time.Sleep(pause)
 			}
 		})
 	}
 	all.Wait()
-	slices.Sort(times)
-	return admitted, times
+	return admitted
 }
 
 // faulty is a ledger in memory whose trips take a time, or fail.
@@ -262,9 +260,30 @@ func TestFirstRequestsLeaveWithTheNextBatch(t *testing.T) {
 	}
 }
 
+// A request waits for its rule's deadline, and no longer, whether the store is slow, hangs or fails.
+func TestRequestsWaitForTheirDeadline(t *testing.T) {
+	for _, policy := range []string{"open", "local", "closed"} {
+		synctest.Test(t, func(t *testing.T) {
+			c, ledger := newCluster(t, fixed(100, ratelimit.Year), fields{"on_store_failure": policy}), newFaulty(newBubbleStore())
+			c.join(ledger)
+			c.attempt(0, "what time it is there")
+			for i, takes := range []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, time.Hour} {
+				ledger.takes = takes
+				began := c.clock()
+				v := c.decide(0, ask{Key: fmt.Append(nil, i), Cost: 1})
+				if took := c.clock().Sub(began); took > ratelimit.StoreDeadline || v.Source != ratelimit.FromFallback {
+					t.Errorf("%s: a store that takes %v is waited for for %v: %+v", policy, takes, took, v)
+				}
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
 // First requests of keys, below the capacity of a store. More flights do not serve more: they wait in the store, which
 // counts as a longer round trip, which permits still more flights.
 func TestFlightsDoNotRunAway(t *testing.T) {
+	const requests = 6000 // 2,000 a second
 	for _, p := range []struct {
 		what         string
 		nodes, conns int
@@ -272,10 +291,8 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 		deadline     string
 	}{
 		{"a near store that serves one batch after the other, in 8 ms", 1, 1, 8 * time.Millisecond, "80ms"},
-		{"a near store that serves one batch after the other, in 4 ms", 1, 1, 4 * time.Millisecond, "80ms"},
 		{"eight nodes, and a near store that serves one batch after the other, in 1 ms", 8, 1, time.Millisecond, "80ms"},
 		{"a store at 80 ms, with the default pool of 10", 1, 10, 80 * time.Millisecond, "240ms"},
-		{"a store at 80 ms, with a pool of 40", 1, 40, 80 * time.Millisecond, "240ms"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster(t, fixed(100, ratelimit.Year), fields{"store_deadline": p.deadline})
@@ -287,7 +304,7 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 			}
 			var fallbacks atomic.Int64
 			var asks sync.WaitGroup
-			for i := range 10_000 {
+			for i := range requests {
 				asks.Go(func() {
 					if v := c.decide(i%p.nodes, ask{Key: fmt.Append(nil, i), Cost: 1}); v.Source == ratelimit.FromFallback {
 						fallbacks.Add(1)
@@ -296,8 +313,8 @@ func TestFlightsDoNotRunAway(t *testing.T) {
 				time.Sleep(time.Second / 2000)
 			}
 			asks.Wait()
-			if n := fallbacks.Load(); n > 500 {
-				t.Errorf("%s: %d of 10000 requests are not decided by the store, which is not full", p.what, n)
+			if n := fallbacks.Load(); n > requests/20 {
+				t.Errorf("%s: %d of %d requests are not decided by the store, which is not full", p.what, n, requests)
 			}
 		})
 	}
@@ -416,5 +433,29 @@ func TestSettlementsAtAnyNode(t *testing.T) {
 				t.Errorf("seed %d: %d are used and %d held, and the ledger has %+v, %v", seed, used, inFlight, is, err)
 			}
 		})
+	}
+}
+
+// Two masters of a Cluster lose their data, and one of them does not come back. That does not hold up keys of the other
+// for good: almost all requests are for new keys, of which half are there.
+func TestDeadPartInAYoungEpoch(t *testing.T) {
+	r, err := sim.Run(sim.Options{
+		Seed: 1, Nodes: 2, Rule: ruleOf(t, fixed(10, ratelimit.Hour), strict), Parts: 2, Check: true, Points: 40,
+		Net:  sim.Net{Trip: sim.Delay{Least: time.Millisecond}},
+		Load: load.Load{Rate: 100, Keys: 100_000, Length: 40 * time.Second},
+		Faults: []sim.Fault{
+			{At: 5 * time.Second, Kind: sim.Amnesia, Node: 0},
+			{At: 5 * time.Second, Kind: sim.Amnesia, Node: 1},
+			{At: 5600 * time.Millisecond, Kind: sim.Down, Node: 1, For: time.Hour},
+		},
+	})
+	if err != nil || r.Violation != nil {
+		t.Fatal(err, r.Violation)
+	}
+	for _, p := range r.Timeline {
+		young := p.At < 6*time.Second+ratelimit.YoungMost+ratelimit.YoungFor+beatEvery
+		if share := float64(p.Admitted) / float64(p.Offered); !young && (share < 0.3 || share > 0.7) {
+			t.Errorf("in the second until %v, %d of %d are admitted", p.At, p.Admitted, p.Offered)
+		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 // Of a small limit, nodes take what they need, and nothing else. So a peek at any node shows what is left in all, and
 // each token is admitted wherever its request arrives, without a recall.
 func TestSmallLimitsAreExact(t *testing.T) {
-	for limit := tokens(1); limit < 60; limit++ {
+	for _, limit := range []tokens{1, 2, 3, 4, 5, 8, 10, 13, 20, 31, 40, 59} {
 		for _, mode := range []string{"leasing", "approx"} {
 			for _, deny := range ratelimit.OnDenies {
 				s := newStage(t, 3, fixed(limit, ratelimit.Hour), fields{"mode": mode, "on_deny": deny})
@@ -97,11 +97,13 @@ func TestSmallerLimitsRefuseNoOthers(t *testing.T) {
 	smaller := *s.rule
 	smaller.Limit.Requests = 10
 	s.passes(0, 20)
-	var large, small verdict
-	s.begin(0, ask{Cost: 30}, func(v verdict) { large = v })
-	s.begin(0, ask{Rule: &smaller, Cost: 1}, func(v verdict) { small = v })
-	if s.goOn(time.Second); large.OverLimit || large.Charged != 30 || !small.OverLimit {
-		t.Errorf("20 are used: 30 of 100 are %+v, and 1 of 10 is %+v", large, small)
+	first, large := s.hold(0, ask{Cost: 30})
+	second, small := s.hold(0, ask{Rule: &smaller, Cost: 1})
+	for first.Advance(s.now) || second.Advance(s.now) {
+		s.goOn(time.Millisecond)
+	}
+	if large.OverLimit || large.Charged != 30 || !small.OverLimit {
+		t.Errorf("20 are used: 30 of 100 are %+v, and 1 of 10 is %+v", *large, *small)
 	}
 }
 
@@ -192,7 +194,7 @@ func TestGrantedTokensAreSpent(t *testing.T) {
 // Nodes that each have fewer tokens in hand than a request needs, and more together, do not refuse it for long. A rest
 // that is too small costs few claims.
 func TestRestInSeveralHandsIsUsed(t *testing.T) {
-	for seed := range uint64(400) {
+	for seed := range uint64(120) {
 		r := rand.New(rand.NewPCG(seed, 7)) //nolint:gosec // the same run each time
 		s := newStage(t, 2, limitOf(ratelimit.Algorithm(seed%3), 100, ratelimit.Hour), fields{"on_deny": "refund"})
 		s.far(time.Duration(r.IntN(4)) * time.Millisecond)
@@ -224,27 +226,6 @@ func TestRestInSeveralHandsIsUsed(t *testing.T) {
 	}
 }
 
-// A node that has refused holds for long admits them a second after another node has released tokens.
-func TestReleasesElsewhereAreFound(t *testing.T) {
-	for algorithm := range ratelimit.RateAlgorithms() {
-		s := newStage(t, 2, limitOf(ratelimit.Algorithm(algorithm), 100, ratelimit.Hour), fields{"on_deny": "refund"})
-		s.deaf, s.rule.Hold = true, &ratelimit.Hold{}
-		v := s.ask(0, "k", 100)
-		for range 200 {
-			s.ask(1, "k", 30)
-			s.goOn(50 * time.Millisecond)
-		}
-		released := s.now
-		s.decide(0, ask{Cost: 60, Kind: ratelimit.Release, Window: v.Window})
-		for s.ask(1, "k", 30).OverLimit && s.now < released.Add(time.Minute) {
-			s.goOn(50 * time.Millisecond)
-		}
-		if s.now > released.Add(time.Second) {
-			t.Errorf("%v: %v until it fits", s.rule.Limit, s.now.Sub(released))
-		}
-	}
-}
-
 // What lies at other nodes comes back when a request needs it, before that is refused: all of the limit is admitted at
 // one node, in time. The others take nothing again meanwhile.
 func TestRecallsServeTheRequestThatWaits(t *testing.T) {
@@ -260,35 +241,6 @@ func TestRecallsServeTheRequestThatWaits(t *testing.T) {
 	for i := range s.nodes {
 		if hand := s.hand(i); hand != 0 || !s.ask(i, "k", 1).OverLimit {
 			t.Errorf("node %d has %d in hand", i, hand)
-		}
-	}
-}
-
-// A recall gives back what no request waits for, and takes nothing for a while. One of another window, or of a key that
-// is not known, changes nothing.
-func TestRecalledGivesBackTheRest(t *testing.T) {
-	s := newStage(t, 1, fixed(100, ratelimit.Hour), nil)
-	s.passes(0, 1)
-	n, w, hand := s.nodes[0], s.window(), s.hand(0)
-	for key, w := range map[string]window{"k": w - 1, "unknown": w, "": 0} {
-		if n.Recalled(key, w); s.hand(0) != hand || hand == 0 {
-			t.Errorf("recall of %q: %d are in hand, of %d", key, s.hand(0), hand)
-		}
-	}
-	wait, v := s.hold(0, ask{Cost: 40})
-	answer, _ := n.book(s.batch(0))
-	answer()
-	n.Recalled("k", w)
-	if wait.Advance(s.now) || v.OverLimit || s.hand(0) != 0 {
-		t.Errorf("40 were granted before the recall, and %+v, with %d in hand", v, s.hand(0))
-	}
-	s.goOn(50 * time.Millisecond)
-	if used := s.used("k"); used != 41 {
-		t.Errorf("the ledger has %d, and 41 were admitted", used)
-	}
-	for range 4 { // each waits for its own token: others need what there is
-		if v := s.ask(0, "k", 1); v.OverLimit || s.hand(0) != 0 {
-			t.Errorf("%d are in hand after a recall: %+v", s.hand(0), v)
 		}
 	}
 }
@@ -317,8 +269,9 @@ func TestFullTableLosesNoAccounts(t *testing.T) {
 		s := newStage(t, 2, limitOf(ratelimit.Algorithm(algorithm), 20, ratelimit.Minute), nil)
 		r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same run each time
 		popular := rand.NewZipf(r, 1.1, 5, 500)
-		admitted, most := map[[2]uint64]int{}, 0               // by key and window
-		for end := s.now.Add(70 * time.Second); s.now < end; { // which has a turn of the minute
+		admitted, most := map[[2]uint64]int{}, 0 // by key and window
+		s.jump(8 * time.Second)
+		for end := s.now.Add(16 * time.Second); s.now < end; { // which has a turn of the minute
 			for range 5 {
 				key := popular.Uint64()
 				v := s.ask(r.IntN(2), fmt.Sprint("k", key), 1)
@@ -332,7 +285,7 @@ func TestFullTableLosesNoAccounts(t *testing.T) {
 		if most > 20 && s.rule.Limit.Algorithm == ratelimit.FixedWindow {
 			t.Errorf("%d of 20 are admitted of a key in a window", most)
 		}
-		if n := s.nodes[0].Stats(); n.Evicted < 100 || s.lost() > 0 {
+		if n := s.nodes[0].Stats(); n.Evicted < 50 || s.lost() > 0 {
 			t.Errorf("%v: %d keys went from a full table, and %d accounts count as lost", s.rule.Limit, n.Evicted, s.lost())
 		}
 	}

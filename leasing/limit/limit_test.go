@@ -162,31 +162,23 @@ func TestWrongOptionsAndRules(t *testing.T) {
 	if _, err := limit.NewRule("r", billed); err != nil {
 		t.Error(err)
 	}
-	with := func(l ratelimit.Limit, change func(*ratelimit.Limit)) ratelimit.Limit {
-		change(&l)
-		return l
-	}
+	month, uncut, sliding, ceiled := billed, billed, billed, billed
+	month.Unit, uncut.Calendar, sliding.Algorithm, ceiled.Ceiling = ratelimit.Month, 0, ratelimit.SlidingWindow, 1
 	for want, of := range map[string]struct {
 		limit   ratelimit.Limit
 		sharing []ratelimit.Coordination
 	}{
 		"Unit is 0": {ratelimit.Limit{Requests: 1}, nil},
 		"Multiplier is 525601, must be at most 525600": {
-			with(minute, func(l *ratelimit.Limit) { l.Multiplier = 525_601 }), nil,
+			ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601}, nil,
 		},
-		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": {
-			with(billed, func(l *ratelimit.Limit) { l.Unit = ratelimit.Month }), nil,
-		},
-		"Unit is 9 and its calendar no calendar, must be": {
-			with(billed, func(l *ratelimit.Limit) { l.Calendar = 0 }), nil,
-		},
-		"Algorithm is sliding_window and Multiplier 0, must be": {
-			with(billed, func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }), nil,
-		},
+		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": {month, nil},
+		"Unit is 9 and its calendar no calendar, must be":                {uncut, nil},
+		"Algorithm is sliding_window and Multiplier 0, must be":          {sliding, nil},
 		"Algorithm is fixed_window and Multiplier 2, must be": {
 			ratelimit.Limit{Requests: 1, Unit: ratelimit.CalendarMonth, Multiplier: 2}, nil,
 		},
-		"Ceiling is 1, must be 0":                     {with(billed, func(l *ratelimit.Limit) { l.Ceiling = 1 }), nil},
+		"Ceiling is 1, must be 0":                     {ceiled, nil},
 		"mode is approx, must be leasing":             {minute, []ratelimit.Coordination{approx}},
 		"max_nodes is 0, must be between 1 and 10000": {minute, make([]ratelimit.Coordination, 1)},
 		"2 coordinations, must have at most one":      {minute, []ratelimit.Coordination{approx, approx}},

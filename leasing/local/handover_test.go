@@ -147,20 +147,6 @@ func TestNoWindowIsGrantedTwice(t *testing.T) {
 	}
 }
 
-// A full table drops a key when its window is over. Then the clock is set back: the key counts in the window that had
-// begun, which is not granted twice.
-func TestDropThenClockBack(t *testing.T) {
-	l, r := New(64, 1, testWall), testRule(of(ratelimit.FixedWindow, 10))
-	n := admit(l, 1, r, 20)
-	next := instant(46 * time.Second)
-	fill(l, next, r, 64)
-	l.SyncClock(next, testWall.Add(44*time.Second))
-	n += admit(l, next, r, 20)
-	if n += admit(l, next.Add(10*time.Second), r, 20); n > 20 {
-		t.Errorf("%d admitted in two windows under a limit of 10", n)
-	}
-}
-
 // A clock that was set back by more than a period waits for as long as a period, and no longer.
 func TestClockIsSetFarBack(t *testing.T) {
 	for _, algorithm := range rates {
@@ -174,29 +160,6 @@ func TestClockIsSetFarBack(t *testing.T) {
 			if n := admit(l, instant(2*time.Minute), r, 1); n != 1 {
 				t.Errorf("%v: set back by %v, and two minutes later nothing is admitted", r.Limit, back)
 			}
-		}
-	}
-}
-
-// A window lasts until it has ended by both owners' clocks: it gets longer by the difference, at most once, and is
-// never granted twice.
-func TestHandOverBetweenClocks(t *testing.T) {
-	r, start := ownedRule(of(ratelimit.FixedWindow, 10)), instant(time.Second)
-	for _, skew := range []time.Duration{3e8, -3e8, 10 * time.Minute, -10 * time.Minute} {
-		a, b := New(10, start, begins), New(10, start, begins.Add(skew))
-		now := start.Add(time.Minute - 200*time.Millisecond)
-		admit(a, now, r, 10)
-		handOver(now, a, b, everything)
-		more := admit(b, now, r, 20)
-		now = now.Add(100 * time.Millisecond)
-		more += admit(b, now, r, 20)
-		handOver(now, b, a, everything)
-		if more += admit(a, now, r, 20); more != 0 {
-			t.Errorf("skew %v: %d more were admitted in one window", skew, more)
-		}
-		now = start.Add(time.Minute + min(max(skew, -skew), time.Minute) + 200*time.Millisecond)
-		if n := admit(a, now, r, 20); n != 10 {
-			t.Errorf("skew %v: %d of 10 were admitted in the next window", skew, n)
 		}
 	}
 }

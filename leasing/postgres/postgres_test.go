@@ -184,8 +184,6 @@ func TestDrop(t *testing.T) {
 	if n := size(); n > most {
 		t.Errorf("after an hour of windows the tables have %d bytes; %d accounts had %d", n, accounts, most)
 	}
-	t.Logf("%d accounts went in %v; they had %d bytes, and an hour of minute windows left %d",
-		accounts, took, most, size())
 	// Buckets go one by one.
 	for i := range 100 {
 		c := account.Change{StoreKey: account.StoreKey{Name: fmt.Sprint("b", i)}, Data: []byte{1}}

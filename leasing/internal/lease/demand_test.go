@@ -76,30 +76,26 @@ func TestDemandOfChance(t *testing.T) {
 	}
 }
 
-// A lease is to last two seconds, or the period if that is shorter. It is at
-// least what waits and the rule's size, at most the limit; a part of a token is
-// a token.
+// A lease is to last two seconds, or the period if that is shorter. It is at least what waits and the rule's size, at
+// most the limit; a part of a token is a token.
 func TestDemandWants(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		perSec  float64
-		waiting tokens
-		size    ratelimit.LeaseSize
-		unit    ratelimit.Unit
-		want    tokens
+		perSec               float64
+		waiting, fixed, want tokens
+		unit                 ratelimit.Unit
 	}{
-		{"two seconds' worth", 30, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 60},
-		{"a period's worth, where that is shorter", 30, 0, ratelimit.LeaseSize{}, ratelimit.Second, 30},
-		{"a part is a whole token", 0.2, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1},
-		{"no more than the limit", 1e6, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1000},
-		{"nothing is known", 0, 3, ratelimit.LeaseSize{}, ratelimit.Minute, 3},
-		{"a fixed size", 30, 3, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 10},
-		{"a fixed size, and more waits", 30, 13, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 13},
+		{30, 0, 0, 60, ratelimit.Minute},
+		{30, 0, 0, 30, ratelimit.Second},
+		{0.2, 0, 0, 1, ratelimit.Minute},
+		{1e6, 0, 0, 1000, ratelimit.Minute},
+		{0, 3, 0, 3, ratelimit.Minute},
+		{30, 3, 10, 10, ratelimit.Minute},
+		{30, 13, 10, 13, ratelimit.Minute},
 	} {
 		rule := testRule(ratelimit.Limit{Unit: c.unit, Requests: 1000})
-		rule.Coordination.Lease = c.size
+		rule.Coordination.Lease.Fixed = c.fixed
 		if got := (&Demand{PerSec: c.perSec}).Want(rule, c.waiting); got != c.want {
-			t.Errorf("%s: %v a second, %d wait: it wants %d and not %d", c.name, c.perSec, c.waiting, got, c.want)
+			t.Errorf("%+v: it wants %d", c, got)
 		}
 	}
 }

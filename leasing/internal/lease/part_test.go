@@ -153,6 +153,20 @@ func TestChargesHaveABound(t *testing.T) {
 	}
 }
 
+// A reset forgives the refusals that no message under way reports, and each of them once.
+func TestForgivenOnce(t *testing.T) {
+	e := Entry{&Key{Part: Part{Spent: 25}}, &Use{Excess: Excess{Charged: 20}}}
+	for underWay, stay := range map[tokens]tokens{8: 13, 0: 5} {
+		of := Entry{&Key{Part: e.Part}, &Use{Excess: e.Excess}}
+		of.Forgive(underWay)
+		of.Forgive(underWay)
+		if of.Spent != stay || of.Charged != underWay {
+			t.Errorf("of 25 spent, 20 of them refused and %d reported, %d stay spent and %d charged, want %d and %d",
+				underWay, of.Spent, of.Charged, stay, underWay)
+		}
+	}
+}
+
 // answered is the last answer of these tests.
 const answered = 100 * second
 
