@@ -162,9 +162,11 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 
 // supersedes notes the number of a node's announcement. It reports false for an older one than was applied, also of
 // an earlier life: announcements travel on several streams, and may arrive in another order. The caller holds mu.
+//
+// A node that has joined or left since may have accounts, also one that this node first meets after it has left.
 func (m *member) supersedes(life, changes uint64) bool {
 	if life == m.incarnation && changes > m.changes {
-		m.changes, m.done = changes, 0
+		m.changes, m.done, m.holds = changes, 0, true
 	}
 	return life == m.incarnation && changes == m.changes
 }

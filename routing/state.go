@@ -231,6 +231,7 @@ func (o *Options) Validate() error {
 //	discovered, or applyHello --> dialled --opened--> ready --closed--> dialled
 //
 //	out --applyPresence, or its welcome--> alive, holds --applyPresence--> holds --applyDone--> out
+//	out --the welcome of a node that has left------------------------------> holds
 //	 ^------------------------ bury: silent for TakeOver, or another incarnation ---------------'
 type member struct {
 	*link
