@@ -166,7 +166,8 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 // A node that has joined or left since may have accounts, also one that this node first meets after it has left.
 func (m *member) supersedes(life, changes uint64) bool {
 	if life == m.incarnation && changes > m.changes {
-		m.changes, m.done, m.holds = changes, 0, true
+		m.changes, m.done = changes, 0
+		m.holds = true
 	}
 	return life == m.incarnation && changes == m.changes
 }
