@@ -226,7 +226,7 @@ func (f *Fleet) enterLocked(now instant, there *lease.LedgerClock, k entry) bool
 	// name, its first claim would take that usage back. A rule that reclaims, or no longer does, needs another name: in
 	// the next window, or as long as the ledger has no record of this one.
 	back := ended.Deadline != 0 && k.Window < ended.Window
-	nameless := ended.Deadline != 0 || k.Untold()
+	nameless := ended.Deadline != 0 || k.NeverSent()
 	if certain && (back || nameless && k.cell.Val.lapses() != rule.Reclaims()) {
 		k.cell.Val.alias = f.newAlias(rule)
 	}

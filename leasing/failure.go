@@ -15,7 +15,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		w.waitsLocked(*k, 0)
 		const waited = true
 		there := c.lane(*k).time()
-		if now < k.Till && c.driftLocked(now, &there, *k, w, waited) {
+		if now < k.CurrentUntil && c.driftLocked(now, &there, *k, w, waited) {
 			return
 		}
 	}
@@ -23,7 +23,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	a, v := w.ask, w.verdict
 	policy := policyOf(a.Rule, why)
 	*v = verdict{}
-	if a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
+	if a.Kind == ratelimit.Peek && k != nil && now < k.CurrentUntil && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
 		k.Take(now, a, lease.Reply{Waited: true}, v) // debt that was read refuses until the window ends
 	}
@@ -82,7 +82,7 @@ func (c *call) decideAlone(now instant, a *ask, k *entry, v *verdict) {
 // ownPart is what this node may still admit in this window without the ledger: its part of the rest by the last answer,
 // less its own usage since. Without an answer about the window, it is unbounded.
 func (f *Fleet) ownPart(now instant, k *entry, r *ratelimit.Rule) tokens {
-	if k == nil || k.LastAnswer == 0 || now >= k.Till {
+	if k == nil || k.LastAnswer == 0 || now >= k.CurrentUntil {
 		return ratelimit.MaxLimit
 	}
 	return r.ShareOfRest(k.Sum, now.Sub(k.LastAnswer), f.Nodes()) - k.Drift()

@@ -156,7 +156,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 		b.noteEvicted(k, m, g)
 	}
 	c, had := &m.message.Claim, k.Unspent()+k.Granted
-	if inWindow(c) && g.Err == nil && now < k.Till && g.At >= c.Limit.WindowEnd(c.Window) {
+	if inWindow(c) && g.Err == nil && now < k.CurrentUntil && g.At >= c.Limit.WindowEnd(c.Window) {
 		g.Err = account.ErrOver // its tokens are of a window that has ended there
 	}
 	counts := k.Apply(&m.message, g, a)
@@ -166,7 +166,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 		m.err = nil
 		b.judge(now, k, m, g)
 	case errors.Is(g.Err, account.ErrOver): // the ledger's clock was set: read again which window is current
-		k.Till, m.err = 0, g.Err
+		k.CurrentUntil, m.err = 0, g.Err
 	case g.Err != nil:
 		m.err = g.Err
 	}

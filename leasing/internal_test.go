@@ -75,7 +75,7 @@ func BenchmarkKeyBytes(b *testing.B) {
 				s, id, _ := f.find(a.Key)
 				defer s.mu.Unlock()
 				k := s.entry(1, id, f.trackLocked(s, 1, id, a))
-				k.Taken, k.Spent, k.Deadline, k.Till = 1, 1, lease.Never, lease.Never // so that it stays
+				k.Taken, k.Spent, k.Deadline, k.CurrentUntil = 1, 1, lease.Never, lease.Never // so that it stays
 			}
 		},
 	} {

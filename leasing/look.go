@@ -60,7 +60,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 	limit := k.rule().Limit.Capacity()
 	v.Lease = &ratelimit.LeaseLook{
 		Window: w, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
-		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
+		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.CurrentUntil.Sub(now),
 		Answered: now.Sub(k.LastAnswer),
 		Refuses:  k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
 		Reported: k.Reported(), Failing: f.lane(k).Refuses(now),

@@ -83,7 +83,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	if k.Full(now, &rule.Limit) {
 		k.Refilled()
 	}
-	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == lease.Never && k.Unanswered() {
+	if now >= k.CurrentUntil || k.Full(now, &rule.Limit) || k.CurrentUntil == lease.Never && k.Unanswered() {
 		// Ended windows are reported, and keys without requests are dropped.
 		return f.enterLocked(now, &there, k) && unused > rule.Limit.Period()
 	}
@@ -120,7 +120,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 
 // unreported reports whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	windowed := k.Till != lease.Never && k.Unspent() > 0
+	windowed := k.CurrentUntil != lease.Never && k.Unspent() > 0
 	return k.InFlight() || k.owes() || windowed || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
 }
 

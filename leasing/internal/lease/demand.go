@@ -88,7 +88,7 @@ func (e Entry) Wants(now instant, need tokens, s Sizing) (want, unit tokens) {
 	if !s.Ahead() {
 		e.GiveBack(need)
 	}
-	if now < e.scarce {
+	if now < e.scarceUntil {
 		return need, unit
 	}
 	if e.bucket {

@@ -12,8 +12,8 @@ import (
 // has all of it.
 type Key struct {
 	Part
-	// Till is the last instant at which the window is certainly current.
-	Till instant
+	// CurrentUntil is the last instant at which the window is certainly current.
+	CurrentUntil instant
 	// carried is the unconfirmed drift of the previous window, where that still counts (sliding windows).
 	carried tokens
 }
@@ -23,27 +23,27 @@ type Key struct {
 type Use struct {
 	Demand Demand
 	refusals
-	// Before renewFrom, the node sends no background claims. Before scarce, it claims only for waiting requests: others
-	// need the tokens.
-	renewFrom, scarce instant
-	ends              instant // estimated end of the window
-	Waiting           tokens  // tokens of waiting requests
-	Granted           tokens  // of them, what a bucket granted: it counts as spent
-	vain              tokens  // granted for requests that left: the next message returns them
-	largest           tokens  // cost of the largest request since the demand was measured
-	usual             tokens  // recent cost of the larger requests
+	// Before renewFrom, the node sends no background claims. Before scarceUntil, it claims only for waiting requests:
+	// others need the tokens.
+	renewFrom, scarceUntil instant
+	ends                   instant // estimated end of the window
+	Waiting                tokens  // tokens of waiting requests
+	Granted                tokens  // of them, what a bucket granted: it counts as spent
+	vain                   tokens  // granted for requests that left: the next message returns them
+	largest                tokens  // cost of the largest request since the demand was measured
+	usual                  tokens  // recent cost of the larger requests
 	Excess
 }
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
 type refusals struct {
-	// Until the instant until, a request of more than most tokens is refused. From again on, a background claim
+	// Until refusedUntil, a request of more than most tokens is refused. From again on, a background claim
 	// checks that.
-	until, again       instant
-	most, refusedLimit tokens // refusedLimit is the limit of that refusal
-	holds              uint8  // number of times that the time to again is doubled
-	frees              bool   // a refund has returned tokens in the meantime: pauses are short
-	others             bool   // others had tokens in hand, by the last answer
+	refusedUntil, again instant
+	most, refusedLimit  tokens // refusedLimit is the limit of that refusal
+	holds               uint8  // number of times that the time to again is doubled
+	frees               bool   // a refund has returned tokens in the meantime: pauses are short
+	others              bool   // others had tokens in hand, by the last answer
 }
 
 // Excess is the reasons for usage above Taken, in this window.
@@ -64,9 +64,9 @@ type Entry struct {
 // Remember restores a dropped use from the key: a fixed window that was used up stays used up, until a refund, or
 // under a larger limit.
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
-	e.ends = e.Till
+	e.ends = e.CurrentUntil
 	if e.full && limit.Algorithm == ratelimit.FixedWindow && e.Sum >= limit.Capacity() {
-		e.until = e.Till
+		e.refusedUntil = e.CurrentUntil
 		e.again = now
 		e.refusedLimit = limit.Capacity()
 	}
@@ -106,7 +106,7 @@ const (
 
 // Patience is the wait of a message that is not urgent. It must not last until the window ends.
 func (k *Key) Patience(now instant) time.Duration {
-	if k.Till.Sub(now) < 2*Long {
+	if k.CurrentUntil.Sub(now) < 2*Long {
 		return Batch
 	}
 	return Long
@@ -131,14 +131,14 @@ func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 // Enter moves the part to the current window. It returns the part of an ended window, if that has a report, and false
 // if the current window is not certain.
 func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
-	if now < e.Till {
+	if now < e.CurrentUntil {
 		return Part{}, true
 	}
 	if limit.Algorithm == ratelimit.TokenBucket {
 		if there.At == 0 {
 			return Part{}, false
 		}
-		e.Till = Never
+		e.CurrentUntil = Never
 		if e.Deadline == 0 {
 			e.begin(0, limit)
 			e.bucket = true
@@ -150,7 +150,7 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 		return Part{}, false
 	}
 	early, _ := there.Between(now)
-	e.Till = there.NotBefore(now, limit.WindowEnd(w))
+	e.CurrentUntil = there.NotBefore(now, limit.WindowEnd(w))
 	e.ends = now.Add(limit.WindowEnd(w).Sub(early))
 	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
 		over = e.Part
@@ -184,7 +184,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 }
 
 // Refuses is the time for which the node refuses the key without a claim.
-func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
+func (e Entry) Refuses(now instant) time.Duration { return max(0, e.refusedUntil.Sub(now)) }
 
 // Elsewhere reports whether others had tokens in hand when the last claim fell short.
 func (e Entry) Elsewhere() bool { return e.others }
@@ -197,9 +197,9 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.SlidingWindow: // also in the next window
-		return now.Sub(k.Till) < limit.Period()
+		return now.Sub(k.CurrentUntil) < limit.Period()
 	default:
-		return now < k.Till
+		return now < k.CurrentUntil
 	}
 }
 
@@ -210,7 +210,7 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 	switch {
 	case e.mustClaim, e.Returns(), now >= e.Renews(s.Rule):
 		return true
-	case now < e.until:
+	case now < e.refusedUntil:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
 		// below the limit.
 		return now >= e.again && (e.Demand.Refused > 0 || e.Unreported()) || e.Sum <= limit.Capacity() &&
@@ -251,7 +251,7 @@ const slow = 50 * time.Millisecond
 // piggybacks reports whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
 func (e Entry) piggybacks(now instant, s *Sizing) bool {
-	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.Till
+	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.CurrentUntil
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
 		plenty(s.Rule, e.Sum) && !s.small()
 }
@@ -327,14 +327,14 @@ func (e Entry) Recalled(now instant) {
 // yield gives back all tokens in hand except keep, and takes no more than requests need for a while.
 func (e Entry) yield(now instant, keep tokens) {
 	e.GiveBack(keep)
-	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
+	e.renewFrom, e.scarceUntil = now.Add(scarce), now.Add(scarce)
 }
 
 // Resign returns unspent tokens: this node no longer needs the key, or it ends. Until the instant, only waiting
 // requests cause claims.
 func (e Entry) Resign(until instant) {
 	e.GiveBack(0)
-	e.renewFrom, e.scarce = max(e.renewFrom, until), max(e.scarce, until)
+	e.renewFrom, e.scarceUntil = max(e.renewFrom, until), max(e.scarceUntil, until)
 }
 
 // Forgive checks refusals with a claim at once, and drops their unreported charges, except those that a message under
@@ -361,7 +361,7 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.
 	switch {
-	case e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow:
+	case e.refusedUntil == e.CurrentUntil && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow:
 		e.frees, e.holds = true, 0
 		refunded(rule)
 	case g.Sum > limit.Capacity():
@@ -370,8 +370,8 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	free := limit.Capacity() - g.Sum
 	here, elsewhere := max(0, free)+e.Unspent(), max(0, g.InHand)
 	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
-	refusing := now < e.until && m.Claim.Need == 0 && here+elsewhere < e.usual
-	e.until = 0
+	refusing := now < e.refusedUntil && m.Claim.Need == 0 && here+elsewhere < e.usual
+	e.refusedUntil = 0
 	e.again = 0
 	e.renewFrom = max(e.renewFrom, now.Add(paced))
 	short := g.Granted < m.Claim.Need
@@ -397,16 +397,16 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	e.again = now.Add(pause)
 	switch limit.Algorithm {
 	case ratelimit.FixedWindow:
-		e.until = e.Till
+		e.refusedUntil = e.CurrentUntil
 		if g.InHand > 0 {
-			e.until = min(e.until, e.again)
+			e.refusedUntil = min(e.refusedUntil, e.again)
 		}
 	case ratelimit.TokenBucket:
-		e.until = now.Add(max(time.Millisecond, limit.Refill(max(1, m.Claim.Need-free))))
-		e.until = min(e.until, e.again)
+		e.refusedUntil = now.Add(max(time.Millisecond, limit.Refill(max(1, m.Claim.Need-free))))
+		e.refusedUntil = min(e.refusedUntil, e.again)
 	case ratelimit.SlidingWindow:
 		// At most the whole sum returns evenly until the window ends.
 		debt := float64(max(0, -free)) / float64(max(1, g.Sum)) * float64(e.ends.Sub(now))
-		e.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100, time.Duration(debt))), e.again)
+		e.refusedUntil = min(now.Add(max(5*time.Millisecond, limit.Period()/100, time.Duration(debt))), e.again)
 	}
 }

@@ -80,8 +80,8 @@ func (p *Part) Unspent() tokens {
 // Drift is the usage above the total, by a share or a charge.
 func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 
-// Untold reports whether the ledger certainly has no record of the part: no message about it was sent.
-func (p *Part) Untold() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.mustClaim }
+// NeverSent reports whether the ledger certainly has no record of the part: no message about it was sent.
+func (p *Part) NeverSent() bool { return p.LastAnswer == 0 && p.inFlight == 0 && !p.mustClaim }
 
 // InFlight reports whether a message is in flight.
 func (p *Part) InFlight() bool { return p.inFlight != 0 }
@@ -90,16 +90,16 @@ func (p *Part) InFlight() bool { return p.inFlight != 0 }
 func (p *Part) Reported() tokens { return p.booked }
 
 // Unreported reports whether the ledger's total differs from this node's.
-func (p *Part) Unreported() bool { return p.mustClaim || p.untold() != 0 }
+func (p *Part) Unreported() bool { return p.mustClaim || p.unbooked() != 0 }
 
 // Returned is the tokens that refunds have returned here, and that the ledger lacks.
-func (p *Part) Returned() tokens { return max(0, -p.untold()) }
+func (p *Part) Returned() tokens { return max(0, -p.unbooked()) }
 
 // Recent is what was spent since the last claim was written: for the ledger, it is in hand.
 func (p *Part) Recent() tokens { return p.unclaimed }
 
-// untold is the usage that the ledger lacks; below 0: it is to be credited.
-func (p *Part) untold() tokens {
+// unbooked is the usage that the ledger lacks; below 0: it is to be credited.
+func (p *Part) unbooked() tokens {
 	if p.bucket {
 		return p.beyondLease()
 	}
@@ -125,7 +125,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 		c.Need, c.Want = 0, 0
 	}
 	n := p.Drift() + c.Want
-	sum := p.Sum + min(0, p.untold())
+	sum := p.Sum + min(0, p.unbooked())
 	switch {
 	case p.bucket:
 		p.stateLease(&c, q)

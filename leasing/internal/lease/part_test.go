@@ -176,9 +176,9 @@ func TestOverdueRequests(t *testing.T) {
 	const limit, soonest, later = 100, time.Duration(0), time.Second // since the last answer; 0: the deadline
 	const alive, cautious, both = "alive", "cautious", "alive cautious"
 	open := func(sum, taken, spent tokens) Key {
-		return Key{Part: Part{Sum: sum, Taken: taken, Spent: spent, LastAnswer: answered}, Till: Never}
+		return Key{Part: Part{Sum: sum, Taken: taken, Spent: spent, LastAnswer: answered}, CurrentUntil: Never}
 	}
-	ends := func(at instant) Key { return Key{Part: Part{Sum: limit, LastAnswer: answered}, Till: at} }
+	ends := func(at instant) Key { return Key{Part: Part{Sum: limit, LastAnswer: answered}, CurrentUntil: at} }
 	for _, c := range []struct {
 		name    string
 		key     Key

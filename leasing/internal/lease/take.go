@@ -33,7 +33,7 @@ func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 }
 
 func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
-	if a.Kind != ratelimit.Spend || now >= e.Till || a.Cost > e.InHand(now) {
+	if a.Kind != ratelimit.Spend || now >= e.CurrentUntil || a.Cost > e.InHand(now) {
 		return false
 	}
 	e.sized(a.Cost)
@@ -91,7 +91,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 		// A limit of 0 admits nothing, though nothing is used.
 		limit := &a.Rule.Limit
 		over := limit.Capacity() == 0 || e.usedUp(limit)
-		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
+		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.refusedUntil || !over) {
 			return Asks
 		}
 		*v = (ratelimit.Verdict{OverLimit: over})
@@ -99,7 +99,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 			e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, 1) // so that a claim is made for it
 		}
 	default:
-		next = e.spend(now, a, reply, v)
+		next = e.spendOrRefuse(now, a, reply, v)
 	}
 	if next == Asks {
 		return next
@@ -112,7 +112,8 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	return next
 }
 
-func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
+// spendOrRefuse admits a request with tokens in hand, or refuses it by the last answer. Otherwise the ledger decides.
+func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	// Tokens that were granted for a request are its own, whatever others have been refused since. If that request has
 	// left, they are those of others that wait.
 	granted := reply.Granted || e.Sum <= a.Rule.Limit.Capacity()
@@ -120,7 +121,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
-	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.refusedLimit
+	known := now < e.refusedUntil && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.refusedLimit
 	if !known && (!reply.Waited || !reply.Last) {
 		return Asks
 	}
@@ -198,7 +199,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
 	return e.Deadline == Never && !e.bucket &&
-		e.LastAnswer != 0 && now >= e.scarce && now >= e.until &&
+		e.LastAnswer != 0 && now >= e.scarceUntil && now >= e.refusedUntil &&
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
 
@@ -222,7 +223,7 @@ func (u *Use) sized(cost tokens) {
 // usedUp reports whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
 // recalled to pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
-	return k.Sum+k.untold() > limit.Capacity()
+	return k.Sum+k.unbooked() > limit.Capacity()
 }
 
 // report adds the remaining tokens and the reset to a verdict.
@@ -239,21 +240,21 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // a caller that requests the rest must get it
 	if limit.Algorithm != ratelimit.FixedWindow {
-		v.ResetAfter = max(time.Millisecond, e.until.Sub(now), e.passesAfter(now, a.Cost, limit))
+		v.ResetAfter = max(time.Millisecond, e.refusedUntil.Sub(now), e.passesAfter(now, a.Cost, limit))
 	}
 }
 
 // passesAfter is the earliest time at which a refused request can pass. For a sliding window, it assumes that the
 // usage is spread evenly: a node cannot tell which part of it is old.
 func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
-	unknown := k.untold()
+	unknown := k.unbooked()
 	free := limit.Capacity() - k.Sum - unknown + k.Unspent()
 	return limit.Refill(min(cost, limit.Capacity())-free) - now.Sub(k.LastAnswer)
 }
 
 // left is the rest of the limit, by the last answer, including this node's tokens in hand.
 func (k *Key) left(limit *ratelimit.Limit) tokens {
-	unknown := k.untold()
+	unknown := k.unbooked()
 	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+k.Unspent()))
 }
 
@@ -270,7 +271,7 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 		case v.Source == ratelimit.FromFallback:
 			e.Outage = max(0, e.Outage-n)
 		}
-		e.until = 0
+		e.refusedUntil = 0
 	}
 }
 
@@ -300,7 +301,7 @@ const (
 func (e Entry) Overdue(now instant, a *ratelimit.Ask, alive, cautious bool) Overdue {
 	limit := &a.Rule.Limit
 	cautious = alive && cautious
-	if e.LastAnswer == 0 || now >= e.Till {
+	if e.LastAnswer == 0 || now >= e.CurrentUntil {
 		// Before the first answer for a key, one request at a time may be admitted.
 		if cautious && e.Outage > 0 {
 			return Doubtful
