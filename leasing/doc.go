@@ -52,8 +52,8 @@
 //
 // A charge raises what is spent, and the next claim books it whole. Its answer waits until then, if it exceeds the
 // tokens that are left. A refund lowers both totals of the node at which it arrives, also below 0: so it credits a
-// charge of any node, and adds no tokens in hand. Before the first answer about a window, a refund waits for one, and is
-// dropped if that is late. An operator's reset is a refund of the whole sum.
+// charge of any node, and adds no tokens in hand. Before the first answer about a window, a refund waits for one, and
+// is dropped if that is late. An operator's reset is a refund of the whole sum.
 //
 // # Keys that leave the table
 //

@@ -23,7 +23,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	a, v := w.ask, w.verdict
 	policy := policyOf(a.Rule, why)
 	*v = verdict{}
-	if a.Kind == ratelimit.Peek && k != nil && now < k.CurrentUntil && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
+	if a.Kind == ratelimit.Peek && k != nil && now < k.CurrentUntil &&
+		a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
 		k.Take(now, a, lease.Reply{Waited: true}, v) // debt that was read refuses until the window ends
 	}

@@ -33,9 +33,13 @@ type ModeSpec struct {
 
 // modes is the table. Mode is an index of it, which peers send each other: add a mode at the end.
 var modes = []ModeSpec{
-	Leasing: {Name: "leasing", Promise: "never admits more than the limit while the store answers, and spends leased tokens without waiting"},
+	Leasing: {
+		Name:    "leasing",
+		Promise: "never admits more than the limit while the store answers, and spends leased tokens without waiting",
+	},
 	Routing: {
-		Name: "routing", Promise: "never admits more than the limit while the owner of a key answers, and asks that owner", Owned: true,
+		Name:    "routing",
+		Promise: "never admits more than the limit while the owner of a key answers, and asks that owner", Owned: true,
 		Declare: declareRouting,
 	},
 	Approx: {

@@ -229,7 +229,7 @@ descriptors:
 					return (counted() >= over || lost > 0) && counted() <= r.budget
 				})
 				beyond := f.total("sluice_windows_beyond_bound_total" + rule)
-				if beyond != int(metrics.Flag(counted() > r.budget)) {
+				if beyond != metrics.Flag(counted() > r.budget) {
 					t.Errorf("%s: %d over of %d, and %d windows beyond their bound", r.key, counted(), r.budget, beyond)
 				}
 			}

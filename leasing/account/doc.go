@@ -51,9 +51,9 @@
 // # Epochs
 //
 // A server begins an epoch if its data has none, has another server's, or was a replica's in between. It begins old, so
-// that a first start is no loss. A node that has read another epoch makes it young for [ratelimit.YoungFor]. A node with
-// more totals to state prolongs that, up to [ratelimit.YoungMost]. On other stores than Redis, nodes advance the epoch's
-// version each second, and an earlier one shows an older copy.
+// that a first start is no loss. A node that has read another epoch makes it young for [ratelimit.YoungFor]. A node
+// with more totals to state prolongs that, up to [ratelimit.YoungMost]. On other stores than Redis, nodes advance the
+// epoch's version each second, and an earlier one shows an older copy.
 //
 // # Names
 //

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store is a transactional store of small records, for [CAS]: Postgres, etcd, or [MemoryStore]. It is safe for concurrent
-// use, and blocks at most until ctx is done.
+// Store is a transactional store of small records, for [CAS]: Postgres, etcd, or [MemoryStore]. It is safe for
+// concurrent use, and blocks at most until ctx is done.
 type Store interface {
 	// Read returns the records of these keys, in their order, as of one instant.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)

@@ -375,7 +375,8 @@ func changed(v reflect.Value) {
 
 // share_threshold is in the place of a rule.
 func TestFingerprintHasSharedLimits(t *testing.T) {
-	text := "{domain: d, descriptors: [{key: k, value: a*, share_threshold: %v, rate_limit: {unit: day, requests_per_unit: 1}}]}"
+	text := "{domain: d, descriptors: [{key: k, value: a*, share_threshold: %v, " +
+		"rate_limit: {unit: day, requests_per_unit: 1}}]}"
 	shared, alone := mustParse(t, fmt.Sprintf(text, true)), mustParse(t, fmt.Sprintf(text, false))
 	if shared.Fingerprint() == alone.Fingerprint() || len(Changes(shared, alone)) == 0 {
 		t.Error("share_threshold is not compared")

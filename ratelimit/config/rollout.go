@@ -54,8 +54,8 @@ var Effects = []Effect{
 		Fields: []string{"hold"},
 		Spent:  "stay charged. Requests in flight are settled by their holds",
 		Leases: "stay",
-		Meanwhile: "each node takes holds by its own rules, and settles the holds of all nodes. For a hold without an " +
-			"id, it subtracts the amount in its own rules",
+		Meanwhile: "each node takes holds by its own rules, and settles the holds of all nodes. For a hold without " +
+			"an id, it subtracts the amount in its own rules",
 	},
 	{
 		Fields:    []string{"reclaim"},

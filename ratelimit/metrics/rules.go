@@ -170,8 +170,8 @@ var ruleMetrics = []metric{
 		"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window while the " +
 			"store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) },
 	},
-	counted("sluice_over_admitted_tokens_total", "Tokens that this node admitted beyond the limit. In mode approx, the "+
-		"sum over nodes is an upper bound.", limited,
+	counted("sluice_over_admitted_tokens_total", "Tokens that this node admitted beyond the limit. In mode approx, "+
+		"the sum over nodes is an upper bound.", limited,
 		func(c *counters) count { return &c.OverAdmitted }),
 	counted("sluice_under_admitted_tokens_total", "Tokens refused here while other nodes held unspent ones.", limited,
 		func(c *counters) count { return &c.UnderAdmitted }),

@@ -14,8 +14,8 @@ type Stats struct {
 	OverLimit      atomic.Uint64
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
 	UnknownDomains ratelimit.RuleCounters // requests, and descriptors as hits, by the name of the domain
-	// Unlimited counts requests without a rule, because no rule has one of their keys. Its names are the domain and that
-	// key, with a NameSeparator between them.
+	// Unlimited counts requests without a rule, because no rule has one of their keys. Its names are the domain and
+	// that key, with a NameSeparator between them.
 	Unlimited ratelimit.RuleCounters
 	// NoDescriptors counts requests without descriptors, which are an error, by the name of the domain.
 	NoDescriptors ratelimit.RuleCounters

@@ -65,7 +65,8 @@ func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.inFlight == 0 &&
 // Drifting reports whether unconfirmed drift may still count: then the next owner of the share must not use it in the
 // same window. It counts for a time after its window, if that slides: this node may not have left it yet.
 func (k *Key) Drifting(now instant, after time.Duration) bool {
-	return k.Deadline != 0 && (k.Drift() > 0 && now < k.CurrentUntil.Add(after) || k.carried > 0 && now < k.CurrentUntil)
+	return k.Deadline != 0 &&
+		(k.Drift() > 0 && now < k.CurrentUntil.Add(after) || k.carried > 0 && now < k.CurrentUntil)
 }
 
 // lowWatermark is the part of the limit below which requests without a lease wait for an answer.
