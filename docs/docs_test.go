@@ -319,8 +319,8 @@ func comments(t *testing.T, path string) (all string) {
 	return dialect.ReplaceAllString(all, "X")
 }
 
-// Pages, help, logs, errors, alerts and comments keep to the style guide. The page on the protocol is for implementers, who name
-// the ledger, and so are comments.
+// Pages, help, logs, errors, alerts and comments keep to the style guide. The page on the protocol explains the
+// ledger, and comments name it.
 func TestPlainEnglish(t *testing.T) {
 	all, plain := pages(t), ""
 	for _, page := range []string{"CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
