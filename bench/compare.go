@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -16,7 +18,6 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // comparison measures rows in several ways, one after the other.
@@ -201,7 +202,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 	}
 	m.count(t)
 	if w.fields != nil {
-		declared := r.rule(w.fields).Declare(nodes, ratelimit.SharedStore)
+		declared := declare.Of(r.rule(w.fields), nodes, declare.SharedStore)
 		m.Declared = int64(declared.Over.Tokens)
 		if r.amnesia {
 			m.Declared += int64(declared.OnLoss)

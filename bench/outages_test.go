@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/bench/caller"
@@ -148,11 +150,11 @@ func windowOf(t time.Time) int64 { return t.UnixNano() / int64(outageWindow) }
 // judge compares all windows with the declared numbers.
 func (run *outageRun) judge(all []struck) {
 	for i, r := range run.rules {
-		declared := r.Declare(outageNodes, ratelimit.SharedStore)
+		declared := declare.Of(r, outageNodes, declare.SharedStore)
 		limit, out := r.Limit.Capacity(), declared.OnOutage
 		kinds := map[string]float64{}
 		for w, n := range run.admitted[i] {
-			kind, most := "normal", ratelimit.Amount{Tokens: limit + declared.Over.Tokens}
+			kind, most := "normal", declare.Amount{Tokens: limit + declared.Over.Tokens}
 			begins := time.Unix(0, w*int64(outageWindow))
 			for _, s := range all {
 				ends := begins.Add(outageWindow)

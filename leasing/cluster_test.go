@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
@@ -383,7 +385,7 @@ func TestFleetReclaimsAfterAnErrorOfALook(t *testing.T) {
 			fails := time.Since(crashed) > 6*time.Second && time.Since(crashed) < 8*time.Second
 			needs.looks.Store(map[bool]*error{true: &dead}[fails])
 		}
-		most := 1000 + int(c.rule.Declare(2, ratelimit.SharedStore).Over.EachSilent)
+		most := 1000 + int(declare.Of(c.rule, 2, declare.SharedStore).Over.EachSilent)
 		if admitted < 1000 || admitted > most {
 			t.Errorf("%d of 1000 were admitted in time, at most %d may be", admitted, most)
 		}

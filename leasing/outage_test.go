@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -82,7 +84,7 @@ func TestLocalDividesByNodesSeen(t *testing.T) {
 		s.ask(0, "other", 1) // what time it is there
 		s.down(true)
 		admitted := s.takes(0, "k", 1)
-		declared := s.rule.Declare(max(1, seen), ratelimit.SharedStore).OnOutage.Node.Tokens
+		declared := declare.Of(s.rule, max(1, seen), declare.SharedStore).OnOutage.Node.Tokens
 		if admitted != want || admitted > declared {
 			t.Errorf("%d nodes were seen: one admits %d, must admit %d, and declares %d", seen, admitted, want, declared)
 		}

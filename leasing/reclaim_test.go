@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -26,7 +28,7 @@ func newReclaiming(t *testing.T, limit ratelimit.Limit, more fields) *stage {
 
 // each is what one silent node may cost.
 func (s *stage) each() tokens {
-	return s.rule.Declare(len(s.nodes), ratelimit.SharedStore).Over.EachSilent
+	return declare.Of(s.rule, len(s.nodes), declare.SharedStore).Over.EachSilent
 }
 
 // spend is what a node admits of n requests for a token.

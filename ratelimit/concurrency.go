@@ -41,36 +41,3 @@ func (a *Ask) DecideSlot(taken Tokens, has SlotHeld) (v Verdict) {
 	}
 	return v
 }
-
-// declareSlots states the bounds of a concurrency limit.
-func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
-	limit := r.Limit.Requests
-	b := Bounds{Under: Under{Slots: limit, Lasts: r.Limit.Period()}}
-	if storage == OwnMemory {
-		b.Over = r.overApart(nodes)
-		if r.Coordination.Mode.Spec().Owned {
-			b.Over, b.OnOutage = Over{EachOwner: limit, EachMove: limit}, r.outage(OwnerOutage, nodes)
-			b.Wait = Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()}
-		}
-		return b
-	}
-	b.Wait = r.wait()
-	b.StoreOps = StoreOps{Nodes: nodes, EachSlot: 2}
-	b.OnLoss = limit
-	b.OnOutage = r.outage(StoreOutage, nodes)
-	return b
-}
-
-// doubtSlots returns valid settings without an effect on a concurrency limit.
-func (r *Rule) doubtSlots() (doubts []string) {
-	c, none := &r.Coordination, DefaultCoordination()
-	if !c.Mode.Spec().Drifts {
-		none.Mode = c.Mode
-	}
-	for _, field := range []string{"mode", "audit", "lease.size"} {
-		if value := c.Get(field); value != none.Get(field) {
-			doubts = append(doubts, field+" "+value+" has no effect under a concurrency limit: remove it")
-		}
-	}
-	return doubts
-}

@@ -31,7 +31,7 @@ func (p FailurePolicy) MarshalText() ([]byte, error) { return []byte(p.String())
 
 // UnmarshalText reads the name.
 func (p *FailurePolicy) UnmarshalText(text []byte) error {
-	return setName(p, FailurePolicies[:], string(text))
+	return SetName(p, FailurePolicies[:], string(text))
 }
 
 // OnDeny is the charge of a denied request; see [Algorithm.OnDeny] for the default.
@@ -237,7 +237,8 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
-func setName[T ~uint8](field *T, names []string, text string) error {
+// SetName sets a field by its name in names, which are by value.
+func SetName[T ~uint8](field *T, names []string, text string) error {
 	for i, name := range names {
 		if name == text {
 			*field = T(i)

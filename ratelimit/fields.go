@@ -41,11 +41,11 @@ var coordinationFields = []coordinationField{
 		},
 	},
 	{
-		"check_timeout", func(c *Coordination) string { return durationText(c.CheckTimeout) },
+		"check_timeout", func(c *Coordination) string { return DurationText(c.CheckTimeout) },
 		func(c *Coordination, text string) error { return setDuration(&c.CheckTimeout, text) },
 	},
 	{
-		"store_deadline", func(c *Coordination) string { return durationText(c.Deadline()) },
+		"store_deadline", func(c *Coordination) string { return DurationText(c.Deadline()) },
 		func(c *Coordination, text string) error {
 			err := setDuration(&c.StoreDeadline, text)
 			if err == nil && c.StoreDeadline == 0 {
@@ -73,7 +73,7 @@ var coordinationFields = []coordinationField{
 func named[T ~uint8](name string, names []string, of func(*Coordination) *T) coordinationField {
 	return coordinationField{
 		name, func(c *Coordination) string { return names[*of(c)] },
-		func(c *Coordination, text string) error { return setName(of(c), names, text) },
+		func(c *Coordination, text string) error { return SetName(of(c), names, text) },
 	}
 }
 

@@ -88,7 +88,7 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 		bad("max is %d, must be at most the limit (%d): larger holds are refused", h.Max, most)
 	}
 	if h.TTL < MinHoldTTL || h.TTL > MaxHoldTTL {
-		bad("ttl is %v, must be between %v and %v", h.TTL, MinHoldTTL, durationText(MaxHoldTTL))
+		bad("ttl is %v, must be between %v and %v", h.TTL, MinHoldTTL, DurationText(MaxHoldTTL))
 	}
 	if h.Identified() {
 		return errs
@@ -97,7 +97,7 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 	case h.From != HoldAmount:
 		bad("on needs amount: a settlement without an id does not state its hold")
 	case h.TTL != DefaultHoldTTL:
-		bad("ttl is %v, and a hold without an id has none; remove ttl, or on", durationText(h.TTL))
+		bad("ttl is %v, and a hold without an id has none; remove ttl, or on", DurationText(h.TTL))
 	case h.OnUnknown != UnknownCharges:
 		bad("on_unknown is %v, and without an id no call reports an unknown cost; remove on_unknown, or on",
 			h.OnUnknown)
@@ -127,13 +127,13 @@ func (h *Hold) Fields() (all []HoldField) {
 		all = append(all, HoldField{"max", h.Max.text()})
 	}
 	if !h.Identified() {
-		return append(all, HoldField{"on", "[" + h.on(", ") + "]"})
+		return append(all, HoldField{"on", "[" + h.OnText(", ") + "]"})
 	}
-	return append(all, HoldField{"ttl", durationText(h.TTL)}, HoldField{"on_unknown", h.OnUnknown.String()})
+	return append(all, HoldField{"ttl", DurationText(h.TTL)}, HoldField{"on_unknown", h.OnUnknown.String()})
 }
 
-// on is the hits that hold, as a text.
-func (h *Hold) on(between string) string {
+// OnText is the hits that hold, as a text.
+func (h *Hold) OnText(between string) string {
 	all := make([]string, len(h.On))
 	for i, n := range h.On {
 		all[i] = n.text()

@@ -166,14 +166,6 @@ func (l Limit) Period() time.Duration {
 	return l.Unit.Length() * time.Duration(max(1, l.Multiplier))
 }
 
-// longest is the length of the longest window: a month of 31 days, in which clocks go back by an hour.
-func (l Limit) longest() time.Duration {
-	if l.Unit.OfCalendar() {
-		return 31*24*time.Hour + time.Hour
-	}
-	return l.Period()
-}
-
 // MaxPeriod is the longest period of a limit.
 const MaxPeriod = 365 * 24 * time.Hour
 
@@ -269,7 +261,7 @@ func (l Limit) String() string {
 	s := fmt.Sprintf("%d %s", l.Requests, l.Per())
 	switch l.Algorithm {
 	case Concurrency:
-		s += fmt.Sprintf(", each for %s at most", durationText(l.Period()))
+		s += fmt.Sprintf(", each for %s at most", DurationText(l.Period()))
 	case SlidingWindow:
 		s += ", sliding"
 	case TokenBucket:

@@ -2,10 +2,6 @@ package ratelimit
 
 import "time"
 
-// LossShare is the total grant of a key by a ledger that lost its data, until every holder has restored its
-// total. It is a twentieth of the limit, and at least one token.
-func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
-
 // LocalShare is the rule for a node that must decide alone, under
 // on_store_failure: local: the limit's share of one of so many nodes, as were last seen alive. 0: that is not known,
 // and there may be max_nodes.

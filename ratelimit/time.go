@@ -90,9 +90,9 @@ func (c *clock) check(r time.Duration) {
 	}
 }
 
-// durationText is a duration without the zeros that time.Duration writes: 1h, not
+// DurationText is a duration without the zeros that time.Duration writes: 1h, not
 // 1h0m0s.
-func durationText(d time.Duration) string {
+func DurationText(d time.Duration) string {
 	switch {
 	case d == 0:
 		return "0s"

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -84,7 +86,7 @@ func (b *bound) closed(k *key, closes []account.Claim) {
 	for _, r := range b.versions(k) {
 		own := *r
 		own.Limit = k.rule.Limit
-		each = max(each, own.Declare(b.fewest, ratelimit.SharedStore).Over.EachSilent)
+		each = max(each, declare.Of(&own, b.fewest, declare.SharedStore).Over.EachSilent)
 	}
 	for i := range closes {
 		n := b.nodeOf(closes[i].Holder)
@@ -222,7 +224,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
-	declared := own.Declare(b.fewest, ratelimit.SharedStore)
+	declared := declare.Of(&own, b.fewest, declare.SharedStore)
 	most := declared.Over.Drift + b.travels(&own)
 	for i := range b.forgets {
 		if b.forgets[i].at < b.now-b.lasts(&own) {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -83,7 +85,7 @@ func declaredOver(t *testing.T, names ...string) {
 			result := played(t, Options{
 				Seed: 1, Nodes: 4, Rule: r, Net: near, Load: load.Load{Rate: rate, Keys: 2, Length: 40 * time.Second}, Faults: faults[name],
 			})
-			declared := r.Declare(4, ratelimit.SharedStore)
+			declared := declare.Of(r, 4, declare.SharedStore)
 			most := declared.Over.Drift
 			switch name {
 			case "silent":
@@ -142,7 +144,7 @@ func TestDeclaredOutage(t *testing.T) {
 		for _, p := range result.Timeline[60:] {
 			admitted, offered = admitted+p.Admitted, offered+p.Offered
 		}
-		declared := r.Declare(nodes, ratelimit.SharedStore).OnOutage
+		declared := declare.Of(r, nodes, declare.SharedStore).OnOutage
 		most := declared.Fleet().At(rate)
 		t.Logf("%v: %d over in the first window, %d admitted in the second, declared: %v", fields, result.Over, admitted, declared)
 		switch {
@@ -200,7 +202,7 @@ func TestDeclaredWait(t *testing.T) {
 			result := played(t, Options{
 				Seed: 1, Nodes: 3, Rule: r, Net: net, Load: load.Load{Rate: 60, Keys: 40, Length: 10 * time.Second}, Faults: []Fault{fault},
 			})
-			declared := r.Declare(3, ratelimit.SharedStore).Wait
+			declared := declare.Of(r, 3, declare.SharedStore).Wait
 			if result.Longest > inBuckets(declared.Longest) || declared.Drifts && result.P99 > inBuckets(declared.WithShare) {
 				t.Errorf("%v %v, %v hops: a decision waited for %v, 99 of 100 for %v; declared: %v",
 					fields, fault, net.Hop.Least, result.Longest, result.P99, declared)
@@ -229,7 +231,7 @@ func TestDeclaredUnder(t *testing.T) {
 				return played(t, Options{Seed: 1, Nodes: nodes, Rule: anew(rule), Load: demand, Faults: faults, Net: near}).Under
 			}
 			whole := under()
-			declared := rule.Declare(nodes, ratelimit.SharedStore).Under
+			declared := declare.Of(rule, nodes, declare.SharedStore).Under
 			const measured = 2 * rate / keys / nodes // that of few requests may be twice the mean
 			most := keys * declared.Crashed.At(measured)
 			if declared.Lasts < rule.Limit.Period()/2 { // it is credited long before the window ends

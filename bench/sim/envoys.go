@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -245,7 +247,7 @@ func (e *envoys) forgot() {
 		return
 	}
 	l := &e.Rule.Limit
-	n := e.Rule.Declare(len(e.nodes), ratelimit.SharedStore).OnLoss
+	n := declare.Of(e.Rule, len(e.nodes), declare.SharedStore).OnLoss
 	if slices.ContainsFunc(e.Faults, func(f Fault) bool { return f.Kind == Crash }) {
 		n = l.Capacity()
 	}
@@ -261,7 +263,7 @@ func (e *envoys) outage(d time.Duration) {
 		return
 	}
 	l := &e.Rule.Limit
-	n := e.Rule.Declare(len(e.nodes), ratelimit.SharedStore).OnOutage.Fleet().At(0)
+	n := declare.Of(e.Rule, len(e.nodes), declare.SharedStore).OnOutage.Fleet().At(0)
 	if l.Algorithm == ratelimit.TokenBucket { // it is declared for each time to fill the bucket
 		n *= 2 + ratelimit.Tokens(d/l.Refill(l.Burst))
 	}

@@ -3,6 +3,8 @@ package sim
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -172,7 +174,7 @@ func (w *world) lose(k *key, kind FaultKind) {
 	for _, r := range w.bound.versions(k) { // nodes may have any of them
 		own := *r
 		own.Limit = k.rule.Limit
-		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift)
+		drift = max(drift, declare.Of(&own, len(w.nodes), declare.SharedStore).Over.Drift)
 	}
 	n := k.rule.Limit.Capacity()
 	defer func() { k.extra = append(k.extra, extra{at: w.now, n: n + drift}) }()

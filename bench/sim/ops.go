@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,7 +20,7 @@ type ops struct {
 	short   spell // half of the limit or less is left
 	refused spell // requests are refused
 	claims  int64
-	demand  ratelimit.Demand
+	demand  declare.Demand
 }
 
 // spell is a state of a key, which each request in that state confirms. The zero spell never was.
@@ -65,7 +67,7 @@ func (w *world) opsAt(node ratelimit.Holder, k *key) *ops {
 func (w *world) closeOps(o *ops) {
 	o.demand.Time, o.demand.Windows = time.Duration(o.last-o.first), 1
 	o.demand.Short, o.demand.Refused = o.short.lasts, o.refused.lasts
-	declared := o.rule.Declare(len(w.nodes), ratelimit.SharedStore).StoreOps
+	declared := declare.Of(o.rule, len(w.nodes), declare.SharedStore).StoreOps
 	r := &w.result
 	if share := float64(o.claims) / declared.Most(&o.demand); share > r.OpsUsed {
 		r.OpsUsed, r.Ops, r.OpsDemand = share, o.claims, o.demand

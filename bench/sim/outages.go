@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -146,7 +148,7 @@ func (row *OutageRow) judge(o outage) error {
 	}
 	row.Outages++
 	limit, one := o.Rule.Limit.Capacity(), o.Rule.Limit.Period()
-	declared := o.Rule.Declare(o.Nodes, ratelimit.SharedStore)
+	declared := declare.Of(o.Rule, o.Nodes, declare.SharedStore)
 	out := declared.OnOutage
 	starts := out.Node.Times(o.starts)
 	for i, p := range result.Timeline {
@@ -154,7 +156,7 @@ func (row *OutageRow) judge(o outage) error {
 		of, most, what := &row.Edges, out.Edges, "in which an outage begins or ends"
 		switch {
 		case ends <= o.from, begins >= o.to+probes:
-			of, most, what = &row.Normal, ratelimit.Amount{Tokens: limit + declared.Over.Tokens}, "without an outage"
+			of, most, what = &row.Normal, declare.Amount{Tokens: limit + declared.Over.Tokens}, "without an outage"
 		case begins-ahead >= o.from && ends <= o.to:
 			of, most, what = &row.Between, out.Fleet(), "without any answer"
 			most.Tokens += starts.Tokens + declared.Over.Drift

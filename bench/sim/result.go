@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -38,9 +40,9 @@ type Result struct {
 
 	// OpsUsed is the highest share of the declared store operations that a node needed for a key in a window:
 	// Ops claims for OpsDemand. It is counted with Options.CountOps.
-	OpsUsed   float64          `json:"store_operations_used,omitempty"`
-	Ops       int64            `json:"store_operations,omitempty"`
-	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
+	OpsUsed   float64        `json:"store_operations_used,omitempty"`
+	Ops       int64          `json:"store_operations,omitempty"`
+	OpsDemand declare.Demand `json:"store_operations_demand,omitzero"`
 
 	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
 	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds

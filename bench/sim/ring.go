@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
@@ -337,7 +339,7 @@ func (b *bound) ownerless(d time.Duration) {
 // split is the additional bound of a key for each of these: its limit once more, because they count separately.
 // A bucket, whose debt stays, refills on both sides for that time.
 func (b *bound) split(r *ratelimit.Rule) ratelimit.Tokens {
-	each := r.Declare(len(b.nodes), ratelimit.OwnMemory).Over.EachOwner
+	each := declare.Of(r, len(b.nodes), declare.OwnMemory).Over.EachOwner
 	n := ratelimit.Tokens(0)
 	for _, s := range b.splits {
 		if s.to < b.now-b.lasts(r) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -74,7 +76,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 			if err != nil {
 				return nil, err
 			}
-			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Tokens
+			c.Declared = declare.Of(o.Rule, o.Nodes, declare.SharedStore).Over.Tokens
 			if progress != nil {
 				progress(int64(2*i + day + 1))
 			}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -172,7 +174,7 @@ func (w *world) finish() *Result {
 		n.forsake() // it may still be paused
 	}
 	w.finishOps()
-	r.Declared = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift
+	r.Declared = declare.Of(w.Rule, len(w.nodes), declare.SharedStore).Over.Drift
 	r.Used = w.bound.used
 	r.Keys = len(w.keys)
 	for _, k := range w.keys {

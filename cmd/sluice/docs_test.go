@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -114,7 +116,7 @@ func TestDocsOfBounds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b := r.Declare(nodes, ratelimit.SharedStore)
+		b := declare.Of(r, nodes, declare.SharedStore)
 		wait := b.Wait.Longest.String()
 		if b.Wait.Drifts {
 			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)

@@ -11,8 +11,8 @@ import (
 )
 
 // modeTable has a line for each mode: its declaration, and its limiter. A mode that decides by the ledger or by the ring
-// is a package, a line here, and a [ratelimit.ModeSpec] at the end of the table of package ratelimit. One with a limiter
-// of its own also changes newByMode and the methods of byMode.
+// is a package and a line here. It has a [ratelimit.ModeSpec] at the end of the table of package ratelimit, and its
+// bounds in package declare. One with a limiter of its own also changes newByMode and the methods of byMode.
 var modeTable = []modeLine{
 	{ratelimit.Leasing, byLedger},
 	{ratelimit.Routing, byOwner},

@@ -3,6 +3,8 @@ package audit
 import (
 	"errors"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -55,7 +57,7 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
 		Rule: r.FullName(), Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
 		Algorithm: c.Limit.Algorithm.String(), Fence: g.Fence, Total: g.Total, Granted: g.Granted,
-		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
+		Limit: c.Limit.Capacity(), Bound: declare.Of(r, r.Coordination.MaxNodes, declare.SharedStore).Over.Tokens,
 		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut(c),
 	}
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
@@ -81,7 +83,7 @@ func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) E
 	e := Event{
 		Kind: WasDecided, Rule: r.FullName(), Key: account, Holder: holder, Window: w,
 		Algorithm: r.Limit.Algorithm.String(), Limit: r.Limit.Capacity(),
-		Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
+		Bound: declare.Of(r, r.Coordination.MaxNodes, declare.SharedStore).Over.Tokens,
 	}
 	if w != 0 {
 		e.Ends = r.Limit.WindowEnd(w)

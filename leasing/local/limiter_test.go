@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -284,7 +286,7 @@ func TestNodesAlone(t *testing.T) {
 	for range nodes {
 		admitted += tokens(admit(New(10, 1, testWall), 1, rule, 50))
 	}
-	declared := rule.Declare(nodes, ratelimit.OwnMemory).Over
+	declared := declare.Of(rule, nodes, declare.OwnMemory).Over
 	if over := admitted - rule.Limit.Requests; over != declared.Tokens || over != (nodes-1)*declared.EachNode {
 		t.Errorf("%d over, declared: %+v", over, declared)
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // Caps bound the size of rule files. They are not the bounds that a rule declares
-// ([ratelimit.Bounds]). Larger files are refused as a whole, by an error with the cap and the
+// ([declare.Bounds]). Larger files are refused as a whole, by an error with the cap and the
 // value, and the previous rules stay in force. The zero Caps are [DefaultCaps].
 //
 // Guarantee: reading files takes time and memory in proportion to the caps, for any content. Bytes

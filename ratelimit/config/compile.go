@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -220,7 +222,7 @@ func (s *scope) rule(d *Descriptor) *ratelimit.Rule {
 		s.warnings.about(s.names, NoEffect, d.Inherited.Hold.Place, "hold has no effect: %s", why)
 	}
 	s.overridden(r, d)
-	for _, doubt := range r.Doubts() {
+	for _, doubt := range declare.Doubts(r) {
 		s.warnings.about(s.names, Ineffective, l.Place, "%s", doubt)
 	}
 	return r

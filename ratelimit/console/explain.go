@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -35,11 +37,11 @@ type Explanation struct {
 	Declared  string    `json:"declared,omitempty"` // over-admission
 	// Hold describes the rule's hold. Holds has the next hold of this key (for hits_addend 1, if
 	// the hold depends on it) and this node's counts for all keys of the rule.
-	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
-	Holds *held                 `json:"held,omitempty"`
+	Hold  *declare.HoldBounds `json:"hold,omitempty"`
+	Holds *held               `json:"held,omitempty"`
 	// Bounds has the rule's declared bounds, on max_nodes nodes.
-	Bounds *ratelimit.Bounds `json:"bounds,omitempty"`
-	Next   string            `json:"next"` // result of the next request
+	Bounds *declare.Bounds `json:"bounds,omitempty"`
+	Next   string          `json:"next"` // result of the next request
 	// Trouble says that the store does not answer this node; "": it does.
 	Trouble string `json:"trouble,omitempty"`
 	// Sentence is for a customer: the usage, and when the next request passes.
@@ -142,7 +144,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Bounds = &b
 	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d tokens beyond the limit, for each key and window; %s",
 		b.Over.Tokens, b.Over.Note()), "; ")
-	if hold, ok := rule.DeclareHold(); ok {
+	if hold, ok := declare.HoldOf(rule); ok {
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
 	if rule.RefusesAll() {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -124,7 +126,7 @@ descriptors:
 	limiter.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
 	explained("small", "OVER_LIMIT: the account has no tokens left")
 	n.console.Metrics.Ring = func() (s ratelimit.RoutingStats) { return s }
-	if b := explained("owned", "OK").Bounds; b.Over.EachOwner != 7 || b.OnOutage.Of != ratelimit.OwnerOutage {
+	if b := explained("owned", "OK").Bounds; b.Over.EachOwner != 7 || b.OnOutage.Of != declare.OwnerOutage {
 		t.Errorf("of a ring without a store, %+v is declared", b)
 	}
 	n.console.ShadowMode = true

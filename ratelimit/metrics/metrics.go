@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
@@ -59,8 +61,8 @@ type Collector struct {
 }
 
 // Declare states the bounds of a rule on max_nodes nodes. A node of a ring without a store shares none.
-func (c Collector) Declare(r *ratelimit.Rule) ratelimit.Bounds {
-	return r.Declare(r.Coordination.MaxNodes, ratelimit.Storage(c.Safety != nil || c.Ring == nil))
+func (c Collector) Declare(r *ratelimit.Rule) declare.Bounds {
+	return declare.Of(r, r.Coordination.MaxNodes, declare.Storage(c.Safety != nil || c.Ring == nil))
 }
 
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -20,7 +22,7 @@ type ruleRow struct {
 	rule                        *ratelimit.Rule // nil, of hits
 	sum                         ratelimit.RuleCounters
 	declared, share, driftLimit ratelimit.Tokens
-	outage                      ratelimit.Amount // of all nodes, in a window with the edge of an outage
+	outage                      declare.Amount // of all nodes, in a window with the edge of an outage
 }
 
 // metric is one of rules; has chooses those that it is about.

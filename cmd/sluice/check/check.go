@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
@@ -161,11 +163,11 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 	return declaration{Command: c, rules: slices.Concat(r.rules.All(), r.overridden), now: time.Now()}.write(s.Out)
 }
 
-func (c *Command) storage() ratelimit.Storage {
+func (c *Command) storage() declare.Storage {
 	if c.NoStore || c.Nodes == 1 && c.Store == "" || c.Store == "memory" {
-		return ratelimit.OwnMemory
+		return declare.OwnMemory
 	}
-	return ratelimit.SharedStore
+	return declare.SharedStore
 }
 
 // Validate refuses wrong command lines.

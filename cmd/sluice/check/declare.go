@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -33,7 +35,7 @@ func (d declaration) write(out io.Writer) error {
 		return nil
 	}
 	d.owners = slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
-		return d.bounds(r).OnOutage.Of == ratelimit.OwnerOutage
+		return d.bounds(r).OnOutage.Of == declare.OwnerOutage
 	})
 	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s", d.fleet(), d.table()); err != nil {
 		return err
@@ -49,9 +51,9 @@ func (d declaration) write(out io.Writer) error {
 
 func (d declaration) fleet() string {
 	switch {
-	case d.Nodes == 1 && d.storage() == ratelimit.OwnMemory:
+	case d.Nodes == 1 && d.storage() == declare.OwnMemory:
 		return "on 1 node that counts in its memory"
-	case d.storage() == ratelimit.OwnMemory:
+	case d.storage() == declare.OwnMemory:
 		return fmt.Sprintf("on %d nodes without a store", d.Nodes)
 	case d.Nodes == 1:
 		return "on 1 node with " + d.kind()
@@ -60,8 +62,8 @@ func (d declaration) fleet() string {
 }
 
 // bounds are those of a rule on the store.
-func (c *Command) bounds(r *ratelimit.Rule) ratelimit.Bounds {
-	b := r.Declare(c.Nodes, c.storage())
+func (c *Command) bounds(r *ratelimit.Rule) declare.Bounds {
+	b := declare.Of(r, c.Nodes, c.storage())
 	if c.promise != nil && c.promise.Keeps {
 		b.OnLoss = 0
 	}
@@ -72,7 +74,7 @@ func (c *Command) bounds(r *ratelimit.Rule) ratelimit.Bounds {
 const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
 
 // outageOf is an amount in tokens.
-func outageOf(n ratelimit.Amount) ratelimit.Tokens {
+func outageOf(n declare.Amount) ratelimit.Tokens {
 	if !n.Bounded() {
 		return allDemand
 	}
@@ -83,7 +85,7 @@ func outageOf(n ratelimit.Amount) ratelimit.Tokens {
 // rows.
 func (d declaration) table() string {
 	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
-	if d.storage() == ratelimit.SharedStore {
+	if d.storage() == declare.SharedStore {
 		kind := strings.ToUpper(d.kind())
 		head = append(head, kind+" FAILS", kind+" DOWN", "DATA LOST")
 	} else if d.owners {
@@ -148,12 +150,12 @@ func (d declaration) row(r *ratelimit.Rule) row {
 	down := min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift) // without any answer
 	cells := []string{r.FullName(), r.Limit.String(), r.Coordination.Mode.String(), atMost(normal, limit)}
 	switch {
-	case b.OnOutage.Of != ratelimit.NoOutage:
+	case b.OnOutage.Of != declare.NoOutage:
 		cells = append(cells, atMost(fails, limit), atMost(down, limit))
-	case d.storage() == ratelimit.SharedStore || d.owners:
+	case d.storage() == declare.SharedStore || d.owners:
 		cells = append(cells, "-", "-")
 	}
-	if d.storage() == ratelimit.SharedStore {
+	if d.storage() == declare.SharedStore {
 		cells = append(cells, atMost(lost, limit))
 	}
 	return row{cells, float64(max(lost, fails, down)) / float64(max(1, limit))}
@@ -182,7 +184,7 @@ func grouped(n int64) string {
 // legend explains the columns.
 func (d declaration) legend(out io.Writer) {
 	text := "Maximum tokens of one key that all nodes together admit in one window. "
-	if d.storage() == ratelimit.SharedStore {
+	if d.storage() == declare.SharedStore {
 		text += "Normal: while replies arrive within store_deadline. " + d.kind() + " fails: a window in which replies " +
 			"stop or return. Down: each window between, by on_store_failure. Each node that starts meanwhile adds the " +
 			"part of a node. Data lost: a window with one loss of its data."
@@ -232,13 +234,13 @@ func widest(text string) (columns int) {
 func (d declaration) notes(out io.Writer) {
 	for _, about := range []struct {
 		title string
-		of    func(ratelimit.Bounds) string
+		of    func(declare.Bounds) string
 	}{
-		{"over-admission", func(b ratelimit.Bounds) string { return b.Over.Note() }},
-		{"debt", func(b ratelimit.Bounds) string { return b.Debt.String() }},
-		{"under-admission", func(b ratelimit.Bounds) string { return b.Under.String() }},
-		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait.String() }},
-		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},
+		{"over-admission", func(b declare.Bounds) string { return b.Over.Note() }},
+		{"debt", func(b declare.Bounds) string { return b.Debt.String() }},
+		{"under-admission", func(b declare.Bounds) string { return b.Under.String() }},
+		{"longest wait", func(b declare.Bounds) string { return b.Wait.String() }},
+		{"store operations", func(b declare.Bounds) string { return b.StoreOps.String() }},
 	} {
 		section(out, about.title, d.note(about.of))
 	}
@@ -259,7 +261,7 @@ func section(out io.Writer, title string, lines []string) {
 
 // heldOver is the over-admission of holds, with the number for --cost and --in-flight, which are given together. A slot
 // has no cost.
-func (c *Command) heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds) string {
+func (c *Command) heldOver(r *ratelimit.Rule, b *declare.HoldBounds) string {
 	if c.Cost == 0 || r.Limit.Algorithm == ratelimit.Concurrency {
 		return b.Over
 	}
@@ -270,7 +272,7 @@ func (c *Command) heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds) string {
 // holds are the promises of rules with holds.
 func (d declaration) holds() (lines []string) {
 	for _, r := range d.rules {
-		b, ok := r.DeclareHold()
+		b, ok := declare.HoldOf(r)
 		if !ok {
 			continue
 		}
@@ -308,7 +310,7 @@ func nextMonths(r *ratelimit.Rule, now time.Time) []string {
 }
 
 // note has the sentences that are true of rules, and the rules.
-func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
+func (d declaration) note(of func(declare.Bounds) string) (lines []string) {
 	var texts []string
 	whose := map[string][]string{}
 	limited := 0

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -102,9 +104,9 @@ type declared struct {
 	Outage      string           `json:"in_an_outage,omitempty"`
 	Loss        ratelimit.Tokens `json:"over_admission_when_data_is_lost"`
 	// Bounds is the same and more as numbers, whose units are in their names.
-	Bounds ratelimit.Bounds `json:"bounds"`
+	Bounds declare.Bounds `json:"bounds"`
 	// Hold is of a rule whose requests hold an estimate.
-	Hold *ratelimit.HoldBounds `json:"hold,omitempty"`
+	Hold *declare.HoldBounds `json:"hold,omitempty"`
 	// NextMonths is when the next billing months begin, of a rule that has such.
 	NextMonths []string `json:"next_billing_months,omitempty"`
 }
@@ -139,7 +141,7 @@ func (c *Command) declared(rule *ratelimit.Rule) declared {
 	d.StoreOps = b.StoreOps.String()
 	d.Outage = b.OnOutage.String()
 	d.Loss = b.OnLoss
-	if hold, ok := rule.DeclareHold(); ok {
+	if hold, ok := declare.HoldOf(rule); ok {
 		hold.Over = c.heldOver(rule, &hold)
 		d.Hold = &hold
 	}

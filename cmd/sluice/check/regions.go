@@ -6,6 +6,8 @@ import (
 	"io"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit/declare"
+
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -50,7 +52,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 			continue
 		}
 		name, c := r.FullName(), &r.Coordination
-		b := r.Declare(nodes, ratelimit.SharedStore)
+		b := declare.Of(r, nodes, declare.SharedStore)
 		far = far || f.patience(r) < f.RTT+lane.Gather
 		if r.Limit.Algorithm == ratelimit.Concurrency {
 			rows = append(rows, []string{name, "concurrency", f.first(r) + ", each request", "0", "2 for a request", f.inCut(r, &b)})
@@ -106,7 +108,7 @@ func (f *regionFlags) messages(r *ratelimit.Rule) string {
 }
 
 // inCut is the maximum that a node of a region admits in a window while the region is cut off.
-func (f *regionFlags) inCut(r *ratelimit.Rule, b *ratelimit.Bounds) string {
+func (f *regionFlags) inCut(r *ratelimit.Rule, b *declare.Bounds) string {
 	if !b.OnOutage.Node.Bounded() {
 		return "all requests"
 	}

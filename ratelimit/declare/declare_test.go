@@ -1,4 +1,4 @@
-package ratelimit_test
+package declare_test
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 
 	"github.com/cockroachdb/datadriven"
 
@@ -40,11 +42,11 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 	month.Limit.Unit = ratelimit.Month
 	for _, limit := range []ratelimit.Limit{month.Limit, month.Limit.Cut(), month.Limit.Billed(calendar)} {
 		month.Limit = limit
-		lasts := month.Declare(3, ratelimit.SharedStore).Under.Lasts
+		lasts := declare.Of(month, 3, declare.SharedStore).Under.Lasts
 		for w := limit.WindowAt(0) + 600; w < 1200; w++ {
 			if length := limit.WindowEnd(w).Sub(limit.WindowEnd(w - 1)); length > lasts {
-				t.Fatalf("window %d of %s has %v, and tokens of a crashed node are said to be unused for up to %v", w, limit,
-					length, lasts)
+				t.Fatalf("window %d of %s has %v, and tokens of a crashed node are said to be unused for up to %v",
+					w, limit, length, lasts)
 			}
 		}
 	}
@@ -53,7 +55,7 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 // What people read of bounds is made of their numbers, as testdata/bounds.txt has it: of rules of 600 a minute.
 func TestBoundsAreSaid(t *testing.T) {
 	datadriven.RunTest(t, "testdata/bounds.txt", func(t *testing.T, in *datadriven.TestData) string {
-		fields, nodes, storage := map[string]string{}, 0, ratelimit.SharedStore
+		fields, nodes, storage := map[string]string{}, 0, declare.SharedStore
 		for field := range strings.Lines(in.Input) {
 			name, text, _ := strings.Cut(strings.TrimSpace(field), " ")
 			if name != "" {
@@ -61,19 +63,20 @@ func TestBoundsAreSaid(t *testing.T) {
 			}
 		}
 		if in.Cmd == "alone" {
-			storage = ratelimit.OwnMemory
+			storage = declare.OwnMemory
 		}
 		in.ScanArgs(t, "nodes", &nodes)
-		b := boundsRule(t, fields).Declare(nodes, storage)
+		b := declare.Of(boundsRule(t, fields), nodes, storage)
 		text, err := json.Marshal(b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var again ratelimit.Bounds
+		var again declare.Bounds
 		if err := json.Unmarshal(text, &again); err != nil || again != b {
 			t.Errorf("%v\n%s is read as\n%+v, and was\n%+v", err, text, again, b)
 		}
-		return fmt.Sprintf("over: %d, %q\nunder: %s\nwait: %s\nstore: %s\noutage: %s\n", b.Over.Tokens, b.Over.Note(), b.Under,
+		return fmt.Sprintf("over: %d, %q\nunder: %s\nwait: %s\nstore: %s\noutage: %s\n",
+			b.Over.Tokens, b.Over.Note(), b.Under,
 			b.Wait, b.StoreOps, b.OnOutage)
 	})
 }
@@ -82,21 +85,21 @@ func TestBoundsAreSaid(t *testing.T) {
 func TestBoundsOfNothing(t *testing.T) {
 	zero := boundsRule(t, map[string]string{"on_store_failure": "open"})
 	zero.Limit.Requests = 0
-	b := zero.Declare(3, ratelimit.SharedStore)
-	if b.OnOutage.String() != "0" || b.OnOutage.Fleet() != (ratelimit.Amount{}) || b.Wait.String() != "none" ||
+	b := declare.Of(zero, 3, declare.SharedStore)
+	if b.OnOutage.String() != "0" || b.OnOutage.Fleet() != (declare.Amount{}) || b.Wait.String() != "none" ||
 		b.StoreOps.String() != "0" || b.Under.String() != "0" || b.Over.Percent(0) != 0 {
 		t.Errorf("%+v", b)
 	}
 	zero.Coordination.Mode = ratelimit.Routing
-	if apart := zero.Declare(3, ratelimit.OwnMemory).OnOutage; apart != (ratelimit.Outage{}) {
+	if apart := declare.Of(zero, 3, declare.OwnMemory).OnOutage; apart != (declare.Outage{}) {
 		t.Errorf("without a store: %+v", apart)
 	}
 	zero.Limit.Ceiling = 9 // each key may have an override, which an outage hides
-	if out := zero.Declare(3, ratelimit.SharedStore); out.OnOutage.Fleet().Bounded() || out.Wait.Longest == 0 {
+	if out := declare.Of(zero, 3, declare.SharedStore); out.OnOutage.Fleet().Bounded() || out.Wait.Longest == 0 {
 		t.Errorf("with max_override: %+v", out)
 	}
 	unlimited := ratelimit.Rule{Unlimited: true}
-	if got := unlimited.Declare(3, ratelimit.SharedStore); got != (ratelimit.Bounds{Unlimited: true}) {
+	if got := declare.Of(&unlimited, 3, declare.SharedStore); got != (declare.Bounds{Unlimited: true}) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -104,17 +107,20 @@ func TestBoundsOfNothing(t *testing.T) {
 // An amount that hangs on demand grows with it, up to the most that a key can have.
 func TestAmounts(t *testing.T) {
 	for _, c := range []struct {
-		of   ratelimit.Amount
+		of   declare.Amount
 		rate float64
 		want ratelimit.Tokens
 		text string
 	}{
-		{ratelimit.Amount{}, 100, 0, "0"},
-		{ratelimit.Amount{Tokens: 30}, 100, 30, "30"},
-		{ratelimit.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of that node's traffic"},
-		{ratelimit.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150, "90 tokens and 6s of that node's traffic"},
-		{ratelimit.Amount{Demand: ratelimit.AllDemand}, 0, 0, "all demand"},
-		{ratelimit.Amount{Demand: ratelimit.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
+		{declare.Amount{}, 100, 0, "0"},
+		{declare.Amount{Tokens: 30}, 100, 30, "30"},
+		{declare.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of that node's traffic"},
+		{
+			declare.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150,
+			"90 tokens and 6s of that node's traffic",
+		},
+		{declare.Amount{Demand: declare.AllDemand}, 0, 0, "all demand"},
+		{declare.Amount{Demand: declare.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
 	} {
 		if got := c.of.At(c.rate); got != c.want || c.of.String() != c.text {
 			t.Errorf("%+v at %v: %d, %q; want %d, %q", c.of, c.rate, got, c.of.String(), c.want, c.text)
@@ -154,7 +160,7 @@ func TestDoubts(t *testing.T) {
 	} {
 		r := boundsRule(t, nil)
 		c.change(r)
-		doubts := r.Doubts()
+		doubts := declare.Doubts(r)
 		all := strings.Join(doubts, "; ")
 		if len(doubts) != len(c.want) {
 			t.Errorf("doubts are %q, must be %q", doubts, c.want)

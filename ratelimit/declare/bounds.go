@@ -1,4 +1,4 @@
-package ratelimit
+package declare
 
 import (
 	"fmt"
@@ -6,27 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-)
 
-// The pace of leases, from which bounds follow. Package leasing goes by these.
-const (
-	// LeaseHorizon is the time that a lease should last that is sized by demand. Bounds assume that it is renewed at
-	// half: a busy key costs a node at most a claim a second.
-	LeaseHorizon = 2 * time.Second
-	// ClaimBackOff is the least time between two claims of a key by one node, while no tokens are left and
-	// some may come back.
-	ClaimBackOff = 50 * time.Millisecond
-	// LossPart is the divisor of a limit that gives what all nodes admit after a loss of data, until totals are stated.
-	LossPart = 20
-	// PlentyAbove is the divisor of the limit that gives the rest above which a late answer does not refuse:
-	// on_store_failure decides.
-	PlentyAbove = 2
-	// PlentyPart is the divisor of the limit that gives the largest lease while there is plenty: while an eighth of
-	// a fixed window's limit is free.
-	PlentyPart = 20
-	// RecallsPerSecond is the largest number of claims a second by recalls at one node. Each second, one
-	// gives tokens back that others wait for. While this node waits itself, it claims each 2 ms for 10 ms.
-	RecallsPerSecond = 7
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Over is what all nodes together may admit beyond the limit, in tokens. The zero Over
@@ -34,22 +15,22 @@ const (
 type Over struct {
 	// Tokens is all of it, where each node goes silent once, and nothing happens that
 	// EachOwner is about.
-	Tokens Tokens `json:"tokens"`
+	Tokens ratelimit.Tokens `json:"tokens"`
 	// Drift is the part of it that needs no failure: the drift budget of mode approx.
-	Drift Tokens `json:"drift_tokens,omitempty"`
-	// EachSilent is the part for each node that goes silent, where others reclaim its tokens (Rule.Reclaims).
-	EachSilent Tokens `json:"each_silent_node_tokens,omitempty"`
+	Drift ratelimit.Tokens `json:"drift_tokens,omitempty"`
+	// EachSilent is the part for each node that goes silent, where others reclaim its tokens (ratelimit.Rule.Reclaims).
+	EachSilent ratelimit.Tokens `json:"each_silent_node_tokens,omitempty"`
 	// EachNode is the part for each node after the first, where nodes count apart.
-	EachNode Tokens `json:"each_further_node_tokens,omitempty"`
+	EachNode ratelimit.Tokens `json:"each_further_node_tokens,omitempty"`
 	// EachOwner is not in Tokens: it is for each crash of a key's owner, and for each
 	// split of a ring without a store.
-	EachOwner Tokens `json:"each_lost_owner_tokens,omitempty"`
+	EachOwner ratelimit.Tokens `json:"each_lost_owner_tokens,omitempty"`
 	// EachMove is not in Tokens either: it is for each change of a key's owner, where slots do not move with the key.
-	EachMove Tokens `json:"each_moved_owner_tokens,omitempty"`
+	EachMove ratelimit.Tokens `json:"each_moved_owner_tokens,omitempty"`
 }
 
 // Percent is Tokens as a share of a limit, 0 for a limit of 0.
-func (o Over) Percent(limit Tokens) float64 {
+func (o Over) Percent(limit ratelimit.Tokens) float64 {
 	if limit == 0 {
 		return 0
 	}
@@ -82,7 +63,7 @@ type Under struct {
 	// Lasts is for how long it is missed at most.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
 	// Slots is of a concurrency limit what requests keep whose end is never told: by an Envoy that died.
-	Slots Tokens `json:"slots,omitempty"`
+	Slots ratelimit.Tokens `json:"slots,omitempty"`
 }
 
 // String is for people.
@@ -92,7 +73,7 @@ func (u Under) String() string {
 	}
 	if u.Slots > 0 {
 		return fmt.Sprintf("a request without a call at its end, as of a crashed Envoy, keeps its slot for %s",
-			durationText(u.Lasts))
+			ratelimit.DurationText(u.Lasts))
 	}
 	crashed := u.Crashed.String()
 	if u.Crashed.Demand == 0 {
@@ -118,7 +99,9 @@ var WaitsFor = [...]string{NoAnswer: "nothing", StoresAnswer: "store", OwnersAns
 func (w WaitFor) MarshalText() ([]byte, error) { return []byte(WaitsFor[w]), nil }
 
 // UnmarshalText reads what MarshalText writes.
-func (w *WaitFor) UnmarshalText(text []byte) error { return setName(w, WaitsFor[:], string(text)) }
+func (w *WaitFor) UnmarshalText(text []byte) error {
+	return ratelimit.SetName(w, WaitsFor[:], string(text))
+}
 
 // Wait is the longest that a decision may wait. The zero Wait is none.
 type Wait struct {
@@ -162,29 +145,29 @@ type StoreOps struct {
 	Window int `json:"per_window"`
 	// Each is the number of tokens for each of which one more claim is made, if the rule fixes the size of a
 	// lease; otherwise 0.
-	Each Tokens `json:"tokens_per_operation,omitempty"`
+	Each ratelimit.Tokens `json:"tokens_per_operation,omitempty"`
 	// EachSlot is, under a concurrency limit, the operations of each request that takes a slot.
 	EachSlot int `json:"operations_per_request,omitempty"`
 	// OwnerGoneEach is the same for each node while a key's owner does not answer, under
 	// mode routing.
-	OwnerGoneEach Tokens `json:"tokens_per_operation_without_owner,omitempty"`
+	OwnerGoneEach ratelimit.Tokens `json:"tokens_per_operation_without_owner,omitempty"`
 }
 
 // Demand is the demand for one key at one node, by which [StoreOps.Most] counts.
 type Demand struct {
-	Time    time.Duration // in all
-	Short   time.Duration // of it, the time in which half of the limit or less was left
-	Refused time.Duration // of it, the time in which requests were refused
-	Windows int           // in which it was
-	Tokens  Tokens        // that were admitted
-	Unowned Tokens        // and demanded while the key's owner did not answer
+	Time    time.Duration    // in all
+	Short   time.Duration    // of it, the time in which half of the limit or less was left
+	Refused time.Duration    // of it, the time in which requests were refused
+	Windows int              // in which it was
+	Tokens  ratelimit.Tokens // that were admitted
+	Unowned ratelimit.Tokens // and demanded while the key's owner did not answer
 }
 
 // Most is how many claims of one key one node makes at most for a demand.
 func (s StoreOps) Most(d *Demand) float64 {
 	n := s.Steady*d.Time.Seconds() + s.Short*d.Short.Seconds() + s.Refused*d.Refused.Seconds()
 	n += float64(s.Window * d.Windows)
-	for _, by := range []struct{ tokens, each Tokens }{{d.Tokens, s.Each}, {d.Unowned, s.OwnerGoneEach}} {
+	for _, by := range []struct{ tokens, each ratelimit.Tokens }{{d.Tokens, s.Each}, {d.Unowned, s.OwnerGoneEach}} {
 		if by.each > 0 {
 			n += math.Ceil(float64(by.tokens) / float64(by.each))
 		}
@@ -244,7 +227,9 @@ var DebtsLast = [...]string{
 func (d DebtLasts) MarshalText() ([]byte, error) { return []byte(DebtsLast[d]), nil }
 
 // UnmarshalText reads what MarshalText writes.
-func (d *DebtLasts) UnmarshalText(text []byte) error { return setName(d, DebtsLast[:], string(text)) }
+func (d *DebtLasts) UnmarshalText(text []byte) error {
+	return ratelimit.SetName(d, DebtsLast[:], string(text))
+}
 
 // String is for people.
 func (d DebtLasts) String() string {
@@ -275,13 +260,15 @@ var OutagesOf = [...]string{NoOutage: "nothing", StoreOutage: "store", OwnerOuta
 func (o OutageOf) MarshalText() ([]byte, error) { return []byte(OutagesOf[o]), nil }
 
 // UnmarshalText reads what MarshalText writes.
-func (o *OutageOf) UnmarshalText(text []byte) error { return setName(o, OutagesOf[:], string(text)) }
+func (o *OutageOf) UnmarshalText(text []byte) error {
+	return ratelimit.SetName(o, OutagesOf[:], string(text))
+}
 
 // Outage is the number of tokens that are admitted in a window while the store, or a key's owner, does not answer.
 // Nodes also spend the leases in hand, under any policy: the limit has paid for them.
 type Outage struct {
-	Of     OutageOf      `json:"of"`
-	Policy FailurePolicy `json:"policy"`
+	Of     OutageOf                `json:"of"`
+	Policy ratelimit.FailurePolicy `json:"policy"`
 	// Edges is what all nodes admit in a window in which the outage begins or ends, with what the store or the owner
 	// grants before and after.
 	Edges Amount `json:"first_and_last_window"`
@@ -300,7 +287,7 @@ func (o Outage) String() string {
 		return "no store"
 	case o.Nodes == 0:
 		return "0"
-	case o.Policy == FailClosed:
+	case o.Policy == ratelimit.FailClosed:
 		return "leases in hand, then 0"
 	case !o.Node.Bounded():
 		return o.Node.String()

@@ -1,9 +1,11 @@
-package ratelimit
+package declare
 
 import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // EnvoyTimeout is how long Envoy's rate limit filter waits for an answer where its
@@ -11,7 +13,7 @@ import (
 const EnvoyTimeout = 20 * time.Millisecond
 
 // Doubts returns remarks on the rule's coordination: valid settings that cannot have their effect.
-func (r *Rule) Doubts() []string {
+func Doubts(r *ratelimit.Rule) []string {
 	c := &r.Coordination
 	if r.Unlimited {
 		return nil
@@ -27,8 +29,8 @@ func (r *Rule) Doubts() []string {
 		doubts = append(doubts, fmt.Sprintf("quota_mode, or shadow_mode, and hold.on: a request that passes although "+
 			"this limit is full holds nothing of it, and its end credits up to %d; remove one of the two", h.Amount))
 	}
-	if r.Limit.Algorithm == Concurrency {
-		return append(doubts, r.doubtSlots()...)
+	if r.Limit.Algorithm == ratelimit.Concurrency {
+		return append(doubts, doubtSlots(r)...)
 	}
 	if r.Limit.Requests > math.MaxUint32 {
 		doubts = append(doubts,
@@ -36,11 +38,11 @@ func (r *Rule) Doubts() []string {
 				"the rest, and counts and headers are exact",
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
-	if burst := r.Limit.Burst; r.Limit.Algorithm == TokenBucket && burst > MostBurst {
+	if burst := r.Limit.Burst; r.Limit.Algorithm == ratelimit.TokenBucket && burst > ratelimit.MostBurst {
 		doubts = append(doubts, fmt.Sprintf("burst is %d, and with a store a bucket holds at most %d: a larger "+
-			"request is refused; use fixed_window, or a smaller burst", burst, MostBurst))
+			"request is refused; use fixed_window, or a smaller burst", burst, ratelimit.MostBurst))
 	}
-	if more := c.Mode.Spec().Doubts; more != nil {
+	if more := modes[c.Mode].doubts; more != nil {
 		doubts = append(doubts, more(r)...)
 	}
 	return doubts
