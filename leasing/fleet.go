@@ -331,10 +331,12 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 		return
 	}
 	l := f.lane(k)
-	if _, young := l.young(now); young { // sweeps state all that there is
+	wait, due := k.Due(now, f.sizing(k.rule(), l))
+	if !due { // as for most requests, which share nothing with those of other keys
 		return
 	}
-	if wait, due := k.Due(now, f.sizing(k.rule(), l)); due {
+	_, young := l.young(now)
+	if !young { // otherwise sweeps state all that there is
 		f.launchLocked(k, wait)
 	}
 }

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -25,23 +26,43 @@ func driven(keys int) (*Stepped, ask) {
 	return n, ask{Rule: rule, Key: []byte("k"), Cost: 1}
 }
 
-// A decision from what is in hand does not allocate.
-func TestDecideDoesNotAllocate(t *testing.T) {
-	n, a := driven(100)
-	asks, verdicts := []ask{a}, make([]verdict, 1)
-	ledger := account.NewMemory(func() ledgerTime { return 1_800_000_000_000_000 })
-	for w := n.Ask(n.clock(), asks, verdicts); w != nil && w.Advance(n.clock()); {
-		b := n.Batch()
-		grants := make([]account.Grant, len(b.Claims()))
-		epoch, at, err := ledger.Settle(t.Context(), b.Claims(), grants)
-		if err != nil {
-			t.Fatal(err)
+// parted is a ledger in parts, as a Redis Cluster is.
+type parted struct{ *account.Memory }
+
+func (parted) Partitions() int           { return 16 }
+func (parted) Partition(name string) int { return len(name) % 16 }
+func (parted) Ask(context.Context, int) (e ratelimit.Epoch, from, to ledgerTime, err error) {
+	return e, 0, 0, account.ErrMoved
+}
+
+// A decision from what is in hand does not allocate, and waits for no lock that keys share, on one server or in a
+// Cluster.
+func TestDecisionsInHandShareNothing(t *testing.T) {
+	for _, parts := range []int{1, 16} {
+		n, a := driven(100)
+		a.Key = ratelimit.AppendEntry(nil, "api_key", strings.Repeat("of a client ", 4), ratelimit.OfRequest)
+		asks, verdicts := []ask{a}, make([]verdict, 1)
+		ledger := parted{account.NewMemory(func() ledgerTime { return 1_800_000_000_000_000 })}
+		if parts > 1 {
+			n.Divide(ledger)
 		}
-		b.Answer(epoch, at, grants)
-	}
-	if allocs := testing.AllocsPerRun(1000, func() { n.Decide(t.Context(), n.clock(), asks, verdicts) }); allocs != 0 ||
-		verdicts[0].Source != ratelimit.FromLease {
-		t.Errorf("a decision allocates %v times: %+v", allocs, verdicts[0])
+		for w := n.Ask(n.clock(), asks, verdicts); w != nil && w.Advance(n.clock()); {
+			b := n.Batch()
+			grants := make([]account.Grant, len(b.Claims()))
+			epoch, at, err := ledger.Settle(t.Context(), b.Claims(), grants)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Answer(epoch, at, grants)
+		}
+		for i := range n.lanes {
+			n.lanes[i].mu.Lock() // a decision that wants it hangs
+		}
+		decide := func() { n.Decide(t.Context(), n.clock(), asks, verdicts) }
+		allocs := testing.AllocsPerRun(1000, decide)
+		if allocs != 0 || verdicts[0].Source != ratelimit.FromLease {
+			t.Errorf("%d parts: a decision allocates %v times: %+v", parts, allocs, verdicts[0])
+		}
 	}
 }
 

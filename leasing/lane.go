@@ -99,11 +99,14 @@ func (l *fleetLane) alive(now instant) bool {
 }
 
 // lane is the lane of a key's messages.
-func (f *Fleet) lane(k entry) *fleetLane {
+func (f *Fleet) lane(k entry) *fleetLane { return &f.lanes[k.cell.Val.lane] }
+
+// laneNumber is the lane of a new key: the part of the ledger that has its accounts never changes.
+func (f *Fleet) laneNumber(key []byte) uint8 {
 	if len(f.lanes) == 1 {
-		return &f.lanes[0]
+		return 0
 	}
-	return f.laneOf(f.keyName(k.key()))
+	return uint8(f.laneOf(f.keyName(key)).part)
 }
 
 // joinLocked returns the key's message, or a new one. If it is not yet written, it leaves soon. nil: no message can be

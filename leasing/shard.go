@@ -34,6 +34,7 @@ type key struct {
 	use          uint32 // its number, plus 1; 0: no recent use
 	alias        uint32 // index of this node's name in the ledger
 	reportedLife uint8  // life of the epoch in which it was reported, the last bits
+	lane         uint8  // the way of its messages
 }
 
 // use is the recent use of a key, and its message in flight. A key that has one is busy.
@@ -171,7 +172,9 @@ func (s *shard) leave(n uint32) {
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
-		c.Val = key{alias: aliasOf(a.Rule, f.dropped.Load()), rule: s.rules.number(a.Rule)}
+		c.Val = key{
+			alias: aliasOf(a.Rule, f.dropped.Load()), rule: s.rules.number(a.Rule), lane: f.laneNumber(a.Key),
+		}
 	}
 	return c
 }
