@@ -79,8 +79,9 @@ type names struct {
 
 // sweeper is the state of sweeps.
 type sweeper struct {
-	part          int // number of the next sweep, of sweepParts
-	resting       use // stands for that of a key without one, in a sweep
+	part          int     // number of the next sweep, of sweepParts
+	lives         []uint8 // of the epochs of all parts, as the sweep began
+	resting       use     // stands for that of a key without one, in a sweep
 	gauged        gauges
 	leaving       atomic.Bool // the node ends: only waiting requests cause claims
 	evicted       atomic.Bool // single accounts may be lost: all totals are to be stated again
@@ -140,7 +141,7 @@ func (f *Fleet) openLanes() {
 	if p, ok := f.ledger.(account.Partitioned); ok {
 		parts = p.Partitions()
 	}
-	f.lanes = make([]fleetLane, parts)
+	f.lanes, f.lives = make([]fleetLane, parts), make([]uint8, parts)
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.part = i

@@ -73,6 +73,44 @@ func TestKeysAreSmall(t *testing.T) {
 	}
 }
 
+// The time that a sweep takes for each key at rest, of a million keys, one after the other.
+func BenchmarkSweep(b *testing.B) {
+	const keys = 1_000_000
+	n, a := driven(keys)
+	now := n.clock()
+	l, at, e := &n.lanes[0], ledgerTime(1_800_000_000_000_000), ratelimit.Epoch{ID: 7, Began: 1}
+	l.clock.Observe(now, now, at, at)
+	l.epoch = e
+	there := l.time()
+	for i := range keys {
+		a.Key = fmt.Appendf(nil, "a key of some length %d", i)
+		s, id, _ := n.find(a.Key)
+		k := s.entry(now, id, n.trackLocked(s, now, id, &a))
+		k.Enter(now, &there, &a.Rule.Limit)
+		m, claim := lease.Message{}, account.Claim{Key: "k", Limit: a.Rule.Limit, Seq: 1, Need: 1}
+		k.Write(&m, 1, claim, &lease.Asking{Now: now, Epoch: e})
+		grant := account.Grant{Granted: 1, Total: 1, Sum: 1, At: at}
+		if !k.Apply(&m, &grant, &lease.Answer{Now: now, Epoch: e}) || !k.Spend(now, &a, new(verdict)) {
+			b.Fatal("its token is not spent")
+		}
+		s.mu.Unlock()
+	}
+	sweeps := func() {
+		for range sweepParts {
+			now = now.Add(SweepEvery)
+			n.Sweep(now)
+		}
+	}
+	for range 5 { // until no key is busy
+		sweeps()
+	}
+	b.ResetTimer()
+	for range b.N {
+		sweeps()
+	}
+	b.ReportMetric(float64(b.Elapsed())/float64(b.N)/keys, "ns/key")
+}
+
 // Bytes for each key in use, everything counted: -bench KeyBytes -benchtime 10000000x for ten million keys.
 func BenchmarkKeyBytes(b *testing.B) {
 	resident := func() float64 {

@@ -23,6 +23,10 @@ const (
 // sweep looks after keys without requests: ended windows, idle leases, and reports.
 func (f *Fleet) sweep(now instant) {
 	f.restateIfDue(now)
+	for i := range f.lanes {
+		_, is := f.lanes[i].read()
+		f.lives[i] = is.life
+	}
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
@@ -71,6 +75,9 @@ func (s *shard) view(c *cell, scratch *use) entry {
 
 // sweepLocked looks after one key. It reports whether the key can be dropped.
 func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
+	if c.Val.rests(now, f.lives[c.Val.lane]) {
+		return false
+	}
 	k := s.view(c, &f.resting)
 	rule := k.rule()
 	f.gauged.add(rule, &k, now)
@@ -116,6 +123,13 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		s.leave(c.Val.use - 1)
 	}
 	return false
+}
+
+// rests reports whether a key needs nothing before its window ends: it is not busy, nothing is in hand, and the ledger
+// has its total in this life of the epoch. Most keys of a large table rest, and a sweep only passes them by.
+func (k *key) rests(now instant, life uint8) bool {
+	return k.use == 0 && now < k.CurrentUntil && k.CurrentUntil != lease.Never &&
+		k.reportedLife == life && k.Taken == k.Spent && !k.owes() && !k.InFlight()
 }
 
 // unreported reports whether the ledger lacks some usage of the key, or tokens are in hand.
