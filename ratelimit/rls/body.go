@@ -90,6 +90,8 @@ type shape struct {
 	quoted, escaped                  bool
 }
 
+// add handles the next bytes of the body. It keeps its state from piece to piece: a piece may end within a string or an
+// escape.
 func (s *shape) add(b []byte) error {
 	for _, c := range b {
 		switch {
@@ -111,7 +113,8 @@ func (s *shape) add(b []byte) error {
 	return nil
 }
 
-// opened handles the beginning of an object or a list: {[{[{ is an entry, and {[{ a descriptor.
+// opened handles the beginning of an object or a list. A request is {"descriptors": [{"entries": [{: the third brace or
+// bracket begins a descriptor, the fifth an entry.
 func (s *shape) opened(object bool) error {
 	s.depth++
 	switch {
