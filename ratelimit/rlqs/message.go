@@ -1,3 +1,9 @@
+// Messages of Envoys. Field numbers are those of envoy/service/rate_limit_quota/v3/rlqs.proto:
+//
+//	RateLimitQuotaUsageReports   domain 1, bucket_quota_usages 2
+//	BucketQuotaUsage             bucket_id 1, time_elapsed 2, num_requests_allowed 3, num_requests_denied 4
+//	BucketId                     a map, whose entries are messages: key 1, value 2
+
 package rlqs
 
 import (
@@ -61,6 +67,7 @@ func eachReport(message []byte, r *report, take func(*report) error) error {
 	})
 }
 
+// read reads a BucketQuotaUsage into r, in place of the report before. A time below 0 counts as unknown.
 func (r *report) read(b []byte) error {
 	r.Usage = sublease.Usage{}
 	r.count = 0
@@ -119,7 +126,8 @@ func (r *report) readID(b []byte) error {
 	})
 }
 
-// put adds an entry. It is a map on the wire: a key that comes twice has its last value.
+// put adds an entry, in the order of keys, so that equal BucketIds have one canonical name. It is a map on the wire: a
+// key that comes twice has its last value.
 func (r *report) put(e config.Entry) {
 	at, found := slices.BinarySearchFunc(r.entries[:r.count], e.Key, func(of config.Entry, key string) int {
 		return strings.Compare(of.Key, key)
