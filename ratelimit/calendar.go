@@ -100,9 +100,12 @@ func (k calendar) at(t LedgerTime) Window {
 	return w
 }
 
-// cut is the end of a window: the first instant of its month's day, or of a later one.
-// [time.Date] does not say which of two midnights it returns, nor on which side of a
-// gap.
+// cut is the end of a window: the first instant of its month's day, or of a later one. [time.Date] does not say which
+// of two midnights it returns, nor on which side of a gap.
+//
+// It goes through the zone's offsets, from one that certainly ends before. Under each, clocks show the day from a known
+// instant on. The first such instant that lies within its offset is the end, or the offset's beginning, if that is
+// later: then the day began in a gap.
 func (k calendar) cut(w Window) LedgerTime {
 	month := time.Month(w)
 	day := min(k.day, time.Date(1970, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
