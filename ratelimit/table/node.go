@@ -92,6 +92,7 @@ func (n *Node) Run(ctx context.Context, failed func(error)) {
 // stepTime bounds a step: other nodes' requests for the store may be in front.
 const stepTime = 2 * time.Second
 
+// beat steps until nothing is due.
 func (n *Node) beat(ctx context.Context) error {
 	for {
 		bounded, cancel := context.WithTimeout(ctx, stepTime)
