@@ -59,7 +59,7 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		}
 		d := &descriptors[i]
 		siblings, name := at[d.Key], above+"."+d.Segment()
-		own := siblings.written[d.Value]
+		own := siblings.written[d.Value] // there is one: rules with problems are not advised on
 		// spelling and limit look at the descriptor alone, the others at its siblings.
 		a.spelling(d, name)
 		a.limit(d, name)

@@ -143,6 +143,7 @@ func (s *scope) descriptor(at level, d *Descriptor) {
 	own, segment := *s, d.Segment()
 	own.names += "." + segment
 	own.keys = append(slices.Clip(s.keys), segment)
+	// A shared level is named by its pattern, with value_to_metric or without.
 	own.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	own.shared = append(slices.Clip(s.shared), d.ShareThreshold)
 	own.inherit(&d.Inherited)

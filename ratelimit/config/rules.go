@@ -87,8 +87,8 @@ var noRules Rules // not changed
 // Domain returns the rules of the named domain, or nil.
 func (r *Rules) Domain(name string) *Domain { return r.orNone().domains[name] }
 
-// Coordinated returns every rule, and for each domain one with Override, which has the coordination
-// of limits that requests contain.
+// Coordinated returns every rule, and for each domain one with Override, which has the coordination of limits that
+// requests contain. Mode approx plans its seats by all of them, because it cannot foresee which limits requests bring.
 func (r *Rules) Coordinated() []*ratelimit.Rule {
 	all := slices.Clone(r.All())
 	for _, d := range r.inOrder() {
