@@ -170,6 +170,7 @@ func (b *bucket) refilling(now instant) budget {
 // window: its verdict has the time until that is paid. Without a ledger, only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	l := &b.offer.asking.Limit
+	// The usual case is a ledger that answered: its window ends at its clock, which others share.
 	owes := v.OverLimit && l.Algorithm == ratelimit.SlidingWindow
 	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 && !owes {
 		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.offer.asking)}

@@ -248,7 +248,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 	s.node.stats.Credited.Add(uint64(c))
 }
 
-// Acked records that the Envoy has received all answers up to one, counted from 1.
+// Acked records that the Envoy has received all answers up to one, counted from 1. Buckets that it must drop are
+// dropped here: it has read that. Then the next answer may go out.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
 	// Only sent answers can have been acknowledged, and acknowledgements may repeat themselves.
 	upto = min(upto, s.sent)
