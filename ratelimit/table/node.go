@@ -105,7 +105,8 @@ func (n *Node) beat(ctx context.Context) error {
 }
 
 // Step reads what is new, up to a chunk; or in a new life, when all is read, it writes back a chunk of what the store
-// lacks. more reports whether another step is due at once.
+// lacks. more reports whether another step is due at once. It blocks until ctx is done at most. A step that fails
+// changes nothing but what it has read, and the next one goes on there.
 func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	page, err := n.store.Since(ctx, n.lives(), n.place, chunk)
 	if err != nil {
