@@ -45,7 +45,7 @@ func NewLimiter(
 }
 
 // Decide implements [ratelimit.Limiter]. Of its own, it does not block. It allocates where an override counts the first
-// time under a rule.
+// time under a rule. Verdicts of keys with an override have its limit, by which answers are written.
 func (l *Limiter) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
