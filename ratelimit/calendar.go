@@ -103,9 +103,9 @@ func (k calendar) at(t LedgerTime) Window {
 // cut is the end of a window: the first instant of its month's day, or of a later one. [time.Date] does not say which
 // of two midnights it returns, nor on which side of a gap.
 //
-// It goes through the zone's offsets, from one that certainly ends before. Under each, clocks show the day from a known
-// instant on. The first such instant that lies within its offset is the end, or the offset's beginning, if that is
-// later: then the day began in a gap.
+// It goes through the zone's offsets in their order, from the one in force 36 hours before. Under each, clocks show the
+// day from a known instant on. The first such instant within its own offset is the end. Where the offset begins later
+// than that, clocks have left midnight out, and its beginning is the end.
 func (k calendar) cut(w Window) LedgerTime {
 	month := time.Month(w)
 	day := min(k.day, time.Date(1970, month+1, 0, 0, 0, 0, 0, time.UTC).Day())

@@ -134,8 +134,10 @@ func under(r *ratelimit.Rule) Under {
 // wait is for the store, at most for the rule's deadline.
 func wait(r *ratelimit.Rule) Wait { return Wait{For: StoresAnswer, Longest: r.Coordination.Deadline()} }
 
-// storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of
-// its time is over, at the earliest. One with a fixed size is renewed when half of it is spent, at the earliest.
+// storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of its time
+// is over, at the earliest. One with a fixed size is renewed when half of it is spent, at the earliest. Leases near the
+// end of a budget are parts of the rest, so that their number grows with its logarithm. bench/sim compares the sum with
+// the claims of fleets in virtual time.
 func storeOps(r *ratelimit.Rule, nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{

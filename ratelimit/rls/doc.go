@@ -9,6 +9,6 @@
 // headers, metadata) - bytes. One pooled call object carries it from end to end, so that the way allocates
 // nothing. A large request takes another call (large.go). JSON becomes bytes first, and goes the same way (json.go).
 //
-// An error charges nothing, because nothing is decided before the request is decoded whole. After that, only a caller
-// that has gone gets no answer, and its charges are undone.
+// A malformed request charges nothing, because nothing is decided before it is decoded whole. Later, a caller that has
+// gone gets no answer, and its charges are undone.
 package rls

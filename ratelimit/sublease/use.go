@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// The sizes of leases. bench/sim measures their effect: how much of a limit stays unused, and how many requests are
+// refused (docs/explain/rlqs.md). None of them decides whether a limit holds.
 const (
 	// ReportEvery is how often a holder reports, until it is known better.
 	ReportEvery = 5 * time.Second
@@ -120,7 +122,7 @@ func (b *Budget) ahead() float64 {
 // or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used up, and none are
 // left.
 //
-// It gets one in four cases, in this order:
+// A holder gets one in four cases, in this order:
 //
 //   - It has none yet.
 //   - Its lease ends before the window does.

@@ -325,8 +325,8 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	return nil
 }
 
-// An answer can be to goodbye, or to a ping behind a message of a Talk. The ping after a silence has zeros, and its
-// answer needs no handling: any bytes reset pinged.
+// pingLocked answers a ping, or handles the answer to one: to goodbye, or to a ping behind a message of a Talk. The
+// ping after a silence has zeros, and its answer needs no handling: any bytes reset pinged.
 func (c *connection) pingLocked(f *frame, p [8]byte) {
 	switch {
 	case !f.flags.Has(flagAck):
@@ -338,7 +338,8 @@ func (c *connection) pingLocked(f *frame, p [8]byte) {
 	}
 }
 
-// A window of the connection lets all blocked answers go on, and one of a stream only its own.
+// windowLocked adds to a window. One of the connection lets all blocked answers go on, and one of a stream only its
+// own.
 func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 	if id == 0 {
 		c.out.window += n

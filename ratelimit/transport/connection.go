@@ -113,8 +113,8 @@ type life struct {
 	// lastStream is set once the caller was given the number of the last call, which is last. Later calls are ignored.
 	lastStream bool
 	last       uint32
-	// over is set once, by let: all calls are closed, and memory is given back. Then nothing more is written or booked,
-	// and the leader ends when it finds it.
+	// over is set by let, for good: all calls are closed, and memory is given back. Then nothing more is written, and
+	// the leader ends when it finds it.
 	over bool
 }
 
@@ -126,7 +126,8 @@ const (
 	connWindow = 1 << 20
 )
 
-// It blocks, at most for the time of handshake.
+// prefaced reads the caller's preface, and reports whether it is that of HTTP/2. It blocks, at most for the time of
+// handshake.
 func prefaced(c net.Conn) bool {
 	preface := make([]byte, len(http2.ClientPreface))
 	_, err := io.ReadFull(c, preface)

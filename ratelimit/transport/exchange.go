@@ -94,7 +94,7 @@ func (c *connection) handLocked(id uint32, ended bool) {
 	}
 	c.addLocked(s, int64(f.size)+exchangeCost)
 	caller := &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr(), AuthInfo: c.proof}
-	// It is no child of a connection's context: closeLocked cancels it, for a reset and for an end alike.
+	// The context is no child of a connection's: closeLocked cancels it, for a reset and for an end alike.
 	x.ctx = metadata.NewIncomingContext(peer.NewContext(context.Background(), caller), f.metadata())
 	x.ctx = context.WithValue(x.ctx, exchangeKey{}, x)
 	if f.patience == forever {
@@ -299,7 +299,8 @@ func (x *exchange) send(data []byte) error {
 		c.waitsLocked(s, begun)
 		c.calls.blocked[s] = struct{}{}
 		x.news.Wait()
-		// It goes on, so it does not wait for its caller. A call whose request has not ended waits for that, as before.
+		// The call goes on, and does not wait for its caller any more. One whose request has not ended waits for that,
+		// as before.
 		if s.ended || x.talk != nil {
 			c.completesLocked(s)
 		}

@@ -65,7 +65,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// It visits all connections, and is called only when there are as many as the bound.
+// silentLocked is the connection from which nothing has come for longest. It visits all, and is called only when there
+// are as many as the bound.
 func (l *Listener) silentLocked() (longest *conn) {
 	for c := range l.conns {
 		if longest == nil || c.last.Load() < longest.last.Load() {

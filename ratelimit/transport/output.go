@@ -19,7 +19,7 @@ import (
 // written. So a caller that does not read cannot have more answered than the budget holds.
 type output struct {
 	frames []byte // to be written
-	// spare is the buffer of the write before, for frames to come. It is nil while a write is under way.
+	// spare is the buffer of the write before, for frames to come. During a write, it is that of frames.
 	spare []byte
 	// counted is how many bytes of frames the connection's memory contains.
 	counted int64

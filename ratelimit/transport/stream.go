@@ -102,7 +102,7 @@ func (c *connection) waitsLocked(s *stream, since int64) {
 	}
 }
 
-// The caller has the budget charged after it has released the lock.
+// addLocked notes that a call costs more. The caller has the budget charged after it has released the lock.
 func (c *connection) addLocked(s *stream, cost int64) {
 	s.cost += cost
 	c.memory.add(cost)
@@ -195,7 +195,7 @@ const largeRequest = 4 << 10
 // answer decides a call. It is false if another goroutine leads now: then this one must not touch c.in any more, and
 // ends after it has written its answer.
 //
-// The request, and c.in.answer, belong to the decision until it returns or waits.
+// The request belongs to the decision until it returns or waits, and the space of c.in.answer until it returns.
 func (c *connection) answer(s *stream) (leads bool) {
 	c.mu.Lock()
 	gone := s.gone
@@ -252,7 +252,7 @@ func (s *stream) Waits() {
 	if !s.gone {
 		c.addLocked(s, waitCost)
 	}
-	// It needs no processor until the store answers. The gate counts it apart from those inside.
+	// The call needs no processor until the store answers. The gate counts it apart from those inside.
 	c.leavesLocked(s)
 	if g := c.Gate; g != nil {
 		g.Gate.Begin()
