@@ -41,6 +41,7 @@ func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 			return 0, fmt.Errorf("invalid billing period: the process has %d others, which is the maximum: restart "+
 				"it to use new ones", len(*all)-1)
 		}
+		// A copy, because other goroutines read the list without a lock. If one was faster, the loop begins anew.
 		more := slices.Concat(*all, []calendar{{day, zone}})
 		if calendars.CompareAndSwap(all, &more) {
 			return Calendar(len(*all)), nil

@@ -58,6 +58,7 @@ type Peak struct{ now, before, ever atomic.Int64 }
 // See records a value. It does not block.
 func (p *Peak) See(v Tokens) { raise(&p.now, int64(v)) }
 
+// raise sets a value, if it is larger than that which is there.
 func raise(p *atomic.Int64, v int64) {
 	for was := p.Load(); v > was && !p.CompareAndSwap(was, v); {
 		was = p.Load()

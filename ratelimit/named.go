@@ -36,6 +36,7 @@ func (b *NameBudget) take() bool {
 	return false
 }
 
+// give gives back n places.
 func (b *NameBudget) give(n int) {
 	if b != nil {
 		b.left.Add(int64(n))

@@ -40,6 +40,8 @@ func NewSlot() uint64 { return max(1, rand.Uint64()>>16) }
 // Append appends a hold to b, of a number from NewSlot. at is an instant in the windows in which its parts were
 // charged, in seconds since the Unix epoch. It returns how many parts there was room for: the first ones; 0, and
 // nothing is appended, where there is no key.
+//
+// The bytes are built on the stack: the header, then each part while it and the MAC fit, then the MAC of all before it.
 func (k *Keys) Append(b []byte, slot uint64, at int64, parts []Part) ([]byte, int) {
 	keys := k.get()
 	if len(keys) == 0 || at < 0 || at > mostInstant {

@@ -94,6 +94,7 @@ func (r *report) read(b []byte) error {
 // counted is a number of requests. One that no Envoy can have counted must not overflow a sum.
 func counted(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
 
+// readElapsed reads a google.protobuf.Duration. If it comes twice, the parts are joined, as in any message.
 func (r *report) readElapsed(b []byte) error {
 	return wire.Each(b, "time_elapsed", bad, func(f wire.Field) error {
 		switch {
@@ -106,6 +107,7 @@ func (r *report) readElapsed(b []byte) error {
 	})
 }
 
+// readID reads a BucketId. Entries beyond the bound are noted and dropped, so that a report has a fixed size.
 func (r *report) readID(b []byte) error {
 	return wire.Each(b, "bucket_id", bad, func(f wire.Field) error {
 		if !f.IsBytes(1) {

@@ -74,6 +74,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 	}
 }
 
+// tooLarge is the error for a body beyond the bound.
 func (s *Service) tooLarge() error {
 	return &badRequest{
 		fmt.Sprintf("request is larger than %d bytes", s.options.MaxRequestBytes), http.StatusRequestEntityTooLarge,

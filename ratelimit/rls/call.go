@@ -241,6 +241,7 @@ func (c *call) dropReplaced() {
 	c.asks = c.asks[:copy(c.asks, c.asks[all:])]
 }
 
+// isReplaced reports whether a matched rule replaces those of that name. A rule may do so that is itself replaced.
 func (c *call) isReplaced(name string) bool {
 	return name != "" && slices.ContainsFunc(c.matches, func(m match) bool {
 		return m.rule != nil && slices.Contains(m.rule.Replaces, name)

@@ -123,8 +123,8 @@ func (r *request) decode(b []byte) error {
 	return nil
 }
 
-// decodeDescriptor reads a descriptor. As in every message, of a number that is
-// there twice the last counts, and a message that is there twice is joined.
+// decodeDescriptor reads a descriptor: entries (1), limit (2), hits_addend (3), is_negative_hits (4). As in every
+// message, of a number that is there twice the last counts, and a message that is there twice is joined.
 func (r *request) decodeDescriptor(b []byte, i int) error {
 	d := &r.descriptors[i]
 	err := wire.Each(b, "descriptor", bad, func(f wire.Field) error {
@@ -167,6 +167,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 	return d.checkOverride(i)
 }
 
+// decodeEntry reads an entry of a descriptor: key (1), value (2).
 func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 	return wire.Each(b, "entry", bad, func(f wire.Field) (err error) {
 		switch {
@@ -179,6 +180,7 @@ func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 	})
 }
 
+// decodeOverride reads a limit that the request brings: requests_per_unit (1), unit (2), unit_multiplier (3).
 func decodeOverride(b []byte, d *descriptor) error {
 	return wire.Each(b, "limit override", bad, func(f wire.Field) error {
 		switch {

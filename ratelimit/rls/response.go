@@ -16,6 +16,7 @@ const (
 	codeOverLimit = 2
 )
 
+// codeOf is a code of the answer.
 func codeOf(over bool) uint64 {
 	if over {
 		return codeOverLimit

@@ -99,6 +99,7 @@ func (g *Gate) Arrive(now ratelimit.Instant, own int, patience time.Duration) bo
 		g.callers++
 	}
 	g.inside++
+	// From now on calls wait, so that the next one leaves as soon as the node can: a measurement begins.
 	if !g.busy && g.inside >= fewest {
 		g.busy = true
 		g.since = now
@@ -184,6 +185,7 @@ func (g *Gate) Leave(now ratelimit.Instant, own, calls int) {
 		return
 	}
 	g.left += calls
+	// The measurement ends when fewer wait, or when it has lasted for a window.
 	over := g.inside < fewest
 	if !over && (now.Sub(g.since) < window || g.left < fewest) {
 		return

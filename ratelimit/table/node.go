@@ -114,6 +114,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	}
 	now := n.clock()
 	n.ahead.Store(int64(page.Now - now))
+	// Silence counts from the first answer: a node that has just begun has nothing to doubt.
 	if n.heard == 0 {
 		n.heard = now
 	}
@@ -122,6 +123,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 		n.begin("")
 		return true, nil
 	}
+	// The page is from the beginning of the other life (Since).
 	if page.Life != n.lives() {
 		n.begin(page.Life)
 	}

@@ -216,6 +216,7 @@ func (t *Table) Forget(now, at instant) (gone []Record) {
 		}
 	}
 	t.mu.RUnlock()
+	// Requests wait only for the drop. A record may have arrived again since the look.
 	t.drop(old, func(e *entry) bool {
 		ok := e.expired(e.arrived, now, at)
 		if ok && !t.silent(e) {
@@ -233,7 +234,7 @@ func (t *Table) Drop(records []Record) {
 	}
 }
 
-// drop drops the records of keys for which ok holds now.
+// drop drops the records of keys for which ok holds now. No version falls by that: top stays (rule 2).
 func (t *Table) drop(keys []string, ok func(*entry) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

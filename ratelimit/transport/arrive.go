@@ -243,6 +243,7 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 	return nil
 }
 
+// tooLarge is the status of a message beyond MessageBytes.
 func (c *connection) tooLarge(bytes int) *status.Status {
 	return status.Newf(codes.ResourceExhausted, "the message has %d bytes or more, at most %d are accepted", bytes,
 		c.Caps.MessageBytes)
@@ -299,6 +300,8 @@ func (c *connection) completeLocked(s *stream) {
 	c.in.turn = append(c.in.turn, s)
 }
 
+// settingsLocked applies a caller's settings, and acknowledges them; or notes that the caller has acknowledged this
+// side's. Of all settings, only the initial window has an effect here.
 func (c *connection) settingsLocked(f *frame, p []byte) error {
 	if f.flags.Has(flagAck) {
 		c.in.acked = true

@@ -57,6 +57,7 @@ func (v *Body) Close() {
 	v.let()
 }
 
+// let gives back its bytes, once: the reader and the budget may both end it.
 func (v *Body) let() {
 	v.mu.Lock()
 	bytes := v.bytes

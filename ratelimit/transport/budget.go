@@ -57,12 +57,14 @@ func (b *Budget) orAll() *Budget {
 // Held is how many bytes are held now.
 func (b *Budget) Held() int64 { return b.held.Load() }
 
+// join adds a holder, before it is charged for the first time.
 func (b *Budget) join(h holder) {
 	b.mu.Lock()
 	b.holders[h] = struct{}{}
 	b.mu.Unlock()
 }
 
+// leave removes a holder. When it returns, none of its methods is called any more.
 func (b *Budget) leave(h holder) {
 	b.mu.Lock()
 	delete(b.holders, h)

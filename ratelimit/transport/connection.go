@@ -134,6 +134,7 @@ func prefaced(c net.Conn) bool {
 	return err == nil && string(preface) == http2.ClientPreface
 }
 
+// newConnection makes the state of a connection. It reads and writes nothing.
 func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInfo) *connection {
 	now := nanotime()
 	c := &connection{

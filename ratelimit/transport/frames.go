@@ -38,6 +38,7 @@ type frame struct {
 	stream uint32
 }
 
+// readFrame reads the beginning of a frame, which has frameHeader bytes.
 func readFrame(b []byte) frame {
 	return frame{
 		length: int(b[0])<<16 | int(b[1])<<8 | int(b[2]), kind: http2.FrameType(b[3]), flags: http2.Flags(b[4]),
@@ -115,6 +116,7 @@ func prefix(n int) (b [messagePrefix]byte) {
 	return b
 }
 
+// appendFrame adds a frame, whose payload may come in pieces.
 func appendFrame(b []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload ...[]byte) []byte {
 	length := 0
 	for _, p := range payload {

@@ -214,6 +214,7 @@ func (p *Port) Stop() {
 	}
 }
 
+// stopLocked ends Serve: its Accept fails, and what it has accepted meanwhile is closed.
 func (p *Port) stopLocked() {
 	p.draining = true
 	if p.listener != nil {

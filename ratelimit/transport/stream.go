@@ -74,6 +74,8 @@ const streamCost = 1 << 10
 // waitCost is what a call costs in addition that waits for its decision: a goroutine, and what that has.
 const waitCost = 4 << 10
 
+// newStreamLocked begins a call of an own method, from the fields of its header block. Its space for pieces is that of
+// an earlier call.
 func (c *connection) newStreamLocked(id uint32) *stream {
 	s := pooled.Get().(*stream)
 	*s = stream{of: c, id: id, since: c.in.at, encoding: c.in.fields.encoding, decision: decision{pieces: s.pieces[:0]}}
@@ -142,7 +144,7 @@ func (s *stream) Done() <-chan struct{} {
 	if s.done == nil {
 		s.done = make(chan struct{})
 		switch {
-		case s.gone:
+		case s.gone: // it had ended before anything waited for that
 			s.cancelLocked()
 		case s.until != 0:
 			s.timer = time.AfterFunc(time.Duration(s.until-nanotime()), func() {
