@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// mostActions bounds the actions of an answer, roughly: further ones wait for the next. It also bounds the asks of one
-// call of the limiter.
+// mostActions bounds the actions of an answer, roughly: further ones wait for the next. It also bounds the asks of a
+// call of the limiter, except at a turn of windows, which has one for each bucket of the stream.
 const mostActions = 256
 
 // mostRefusals is the size of a waiting answer that takes no more refusals of buckets, in bytes. A refused bucket has

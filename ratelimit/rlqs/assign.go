@@ -225,7 +225,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		b.leaving = silenced
 		return 0, true
 	}
-	// The need of a bucket is divided by those of all streams of this node. Other nodes have leases of their own at the
+	// The rest is divided among the streams of this node, by their needs. Other nodes have leases of their own at the
 	// ledger.
 	holders, perSec := b.pool.sums()
 	asking := *b.offer.asking
