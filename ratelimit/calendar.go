@@ -41,6 +41,7 @@ func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 			return 0, fmt.Errorf("invalid billing period: the process has %d others, which is the maximum: restart "+
 				"it to use new ones", len(*all)-1)
 		}
+		// A copy, because other goroutines read the list without a lock. If one was faster, the loop begins anew.
 		more := slices.Concat(*all, []calendar{{day, zone}})
 		if calendars.CompareAndSwap(all, &more) {
 			return Calendar(len(*all)), nil
@@ -100,9 +101,12 @@ func (k calendar) at(t LedgerTime) Window {
 	return w
 }
 
-// cut is the end of a window: the first instant of its month's day, or of a later one.
-// [time.Date] does not say which of two midnights it returns, nor on which side of a
-// gap.
+// cut is the end of a window: the first instant of its month's day, or of a later one. [time.Date] does not say which
+// of two midnights it returns, nor on which side of a gap.
+//
+// It goes through the zone's offsets in their order, from the one in force 36 hours before. Under each, clocks show the
+// day from a known instant on. The first such instant within its own offset is the end. Where the offset begins later
+// than that, clocks have left midnight out, and its beginning is the end.
 func (k calendar) cut(w Window) LedgerTime {
 	month := time.Month(w)
 	day := min(k.day, time.Date(1970, month+1, 0, 0, 0, 0, 0, time.UTC).Day())

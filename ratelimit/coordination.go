@@ -117,6 +117,7 @@ func ParseShare(s string) (Share, error) {
 		}
 		return Share{Tokens: Tokens(n)}, nil
 	}
+	// With four decimals, the digits of a percentage are those of parts per million: 0.5% is 0|5000.
 	whole, fraction, _ := strings.Cut(percent, ".")
 	digits := whole + (fraction + "0000")[:4]
 	ppm, err := strconv.ParseUint(digits, 10, 32)
@@ -248,6 +249,7 @@ func SetName[T ~uint8](field *T, names []string, text string) error {
 	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(names, ", "), DidYouMean(text, names))
 }
 
+// setTokens reads a number from 1 to most.
 func setTokens(field *Tokens, text string, most Tokens) error {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n < 1 || n > uint64(most) {
@@ -257,6 +259,8 @@ func setTokens(field *Tokens, text string, most Tokens) error {
 	return nil
 }
 
+// setDuration reads a duration that is not negative. A number without a unit is a mistake that people make: the error
+// has both likely meanings.
 func setDuration(field *time.Duration, text string) error {
 	d, err := time.ParseDuration(text)
 	if _, bare := strconv.ParseUint(text, 10, 32); bare == nil && text != "0" {

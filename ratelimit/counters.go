@@ -50,13 +50,15 @@ type RuleCounters struct {
 	_      [64]byte
 }
 
-// Peak is the largest value since the last call of turn but one, and ever. The zero Peak has no values. It is safe for
-// concurrent use, except turn, which one goroutine calls.
+// Peak is the largest value since the last call of turn but one, and ever. With two spans, a page that is read at any
+// time has the values of at least TurnEvery. The zero Peak has no values. It is safe for concurrent use, except turn,
+// which one goroutine calls.
 type Peak struct{ now, before, ever atomic.Int64 }
 
 // See records a value. It does not block.
 func (p *Peak) See(v Tokens) { raise(&p.now, int64(v)) }
 
+// raise sets a value, if it is larger than that which is there.
 func raise(p *atomic.Int64, v int64) {
 	for was := p.Load(); v > was && !p.CompareAndSwap(was, v); {
 		was = p.Load()
@@ -134,8 +136,11 @@ func (c *RuleCounters) Requests() uint64 {
 	return n
 }
 
-// Count books one verdict. A hit above nearLimit tokens counts as near the limit. locally says that a refusal
-// counts as one of the local cache. It does not block and does not allocate.
+// Count books one verdict. A hit above nearLimit tokens counts as near the limit. locally says that a refusal counts as
+// one of the local cache. It does not block and does not allocate.
+//
+// Hits are counted as envoyproxy/ratelimit does. Of a request that goes over, the part above the limit is OverLimit. Of
+// the rest, and of requests within the limit, the part above nearLimit is NearLimit.
 func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool) {
 	c.Sources[v.Source].Add(1)
 	if v.Source == FromFallback {
@@ -162,6 +167,7 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool)
 		}
 	}
 	used := v.InForce(ask.Rule).Capacity() - v.Remaining
+	// Usage under an override says nothing about the rule's limit, and an outage's says nothing of other nodes.
 	if v.Source != FromFallback && v.Limit == nil {
 		c.Used.See(used)
 	}

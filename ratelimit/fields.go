@@ -14,7 +14,7 @@ type coordinationField struct {
 	set  func(c *Coordination, text string) error
 }
 
-// coordinationFields are in the order of the docs.
+// coordinationFields are in the order of the docs. Rule files and fingerprints go by this table.
 var coordinationFields = []coordinationField{
 	named("mode", ModeNames(), func(c *Coordination) *Mode { return &c.Mode }),
 	{"lease.size", func(c *Coordination) string {
@@ -77,6 +77,7 @@ func named[T ~uint8](name string, names []string, of func(*Coordination) *T) coo
 	}
 }
 
+// share is a field that is a part of the limit.
 func share(name string, of func(*Coordination) *Share) coordinationField {
 	return coordinationField{
 		name, func(c *Coordination) string { return of(c).String() },
@@ -114,4 +115,5 @@ func (c *Coordination) Set(field, text string) error {
 	return nil
 }
 
+// text is the number, as rule files write it.
 func (t Tokens) text() string { return strconv.FormatInt(int64(t), 10) }

@@ -154,8 +154,8 @@ func (h *Hold) String() string {
 	return "{" + strings.Join(texts, ", ") + "}"
 }
 
-// Estimate is the hold of a call with so many hits. Costs are the learned costs, with key that of the
-// request.
+// Estimate is the hold of a call with so many hits. Costs are the learned costs, with key that of the request. Until
+// some are known, a learned hold is Max: it refuses too many rather than too few.
 func (h *Hold) Estimate(hits Tokens, key []byte, costs *quantile.Costs) Tokens {
 	switch h.From {
 	case HoldRequest:

@@ -78,6 +78,7 @@ func (c *HoldCounters) Settled(held, cost Tokens, v *Verdict) {
 	}
 }
 
+// add adds the counts of another rule, without its learned costs.
 func (c *HoldCounters) add(o *HoldCounters) {
 	from := o.sums()
 	for i, to := range c.sums() {
@@ -87,6 +88,7 @@ func (c *HoldCounters) add(o *HoldCounters) {
 	addAll(c.Ratios[:], o.Ratios[:])
 }
 
+// sums are the counters that only rise.
 func (c *HoldCounters) sums() [8]*atomic.Uint64 {
 	return [...]*atomic.Uint64{
 		&c.Taken, &c.TakenSum, &c.SettledSum, &c.CostSum, &c.Charged, &c.Released, &c.Debt, &c.RatioSum,

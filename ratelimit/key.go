@@ -1,3 +1,13 @@
+// The key of a budget, as bytes. That of "minute|edge|api_key=abc" is
+//
+//	02 00       the unit and the algorithm
+//	01          the multiplier; for billing months the day, and then the zone as a text
+//	04 edge     the domain, as are all texts: its length and its bytes
+//	07 api_key 03 abc
+//
+// The number of the limit is not in it, so that a changed limit goes on with the usage. keyname.go has the readable
+// form.
+
 package ratelimit
 
 import (
@@ -55,8 +65,8 @@ func appendField(b []byte, s string) []byte {
 	return append(b, s...)
 }
 
-// SealKey ends a key that starts at b[start]: one longer than MaxKeyLen is
-// replaced by a mark and its SHA-256.
+// SealKey ends a key that starts at b[start]: one longer than MaxKeyLen is replaced by a mark and its SHA-256. Clients
+// choose values, so the hash must be one without known collisions.
 func SealKey(b []byte, start int) []byte {
 	if len(b)-start <= MaxKeyLen {
 		return b
@@ -65,8 +75,8 @@ func SealKey(b []byte, start int) []byte {
 	return append(append(b[:start], 0xff), sum[:]...) // no Unit is 0xff
 }
 
-// DescriptorKey is the part of a key that names the domain and the descriptor, without the cut of the windows. A digest
-// stays whole. It is a view of key.
+// DescriptorKey is the part of a key that names the domain and the descriptor, without the cut of the windows:
+// overrides count for it under each unit. A digest stays whole. It is a view of key.
 func DescriptorKey(key []byte) []byte {
 	if len(key) < 4 || key[0] == 0xff {
 		return key

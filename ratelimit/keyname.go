@@ -19,6 +19,7 @@ func KeyName(key []byte) string {
 	return name
 }
 
+// readKey is the readable form of a key; ok is false for a digest, and for bytes that are no key.
 func readKey(b []byte) (string, bool) {
 	// The first byte of a readable key is its unit of time. Other bytes begin the digest of a long key.
 	if len(b) < 4 || b[0] >= 0xf0 {
@@ -81,7 +82,8 @@ func textOf(b []byte) (text, rest []byte, ok bool) {
 	return b[1 : 1+int(b[0])], b[1+int(b[0]):], true
 }
 
-// escape writes text with structural and unprintable characters as %XX.
+// escape writes text with structural and unprintable characters as %XX. Braces are among them, because Redis Cluster
+// takes the text between them for the place of a key.
 func escape(out *strings.Builder, text []byte) {
 	const digits = "0123456789ABCDEF"
 	for _, c := range text {
@@ -95,7 +97,8 @@ func escape(out *strings.Builder, text []byte) {
 	}
 }
 
-// KeyOfName is the reverse of KeyName. ok is false for other names.
+// KeyOfName is the reverse of KeyName. ok is false for other names. Pages and commands use it: operators copy names
+// from Redis and from the console.
 func KeyOfName(name string) (key []byte, ok bool) {
 	if digest, found := strings.CutPrefix(name, "#"); found {
 		key, err := hex.DecodeString(digest)
@@ -122,7 +125,7 @@ func KeyOfName(name string) (key []byte, ok bool) {
 		if err != nil || len(text) >= 0xfd {
 			return nil, false
 		}
-		// A limit that the request contained has a mark, so that it differs from an entry of the rule.
+		// A pattern whose values share a budget has a mark, so that it differs from a value that is written like it.
 		if separator == '~' {
 			key = append(key, 0xff, 0xff)
 		}
@@ -160,6 +163,8 @@ func prefixOf(header string) ([]byte, bool) {
 	return nil, false
 }
 
+// unitName is the unit in a name of a key. Months of 30 days and those of the calendar have different windows, and so
+// different names.
 func unitName(u Unit) string {
 	if u == CalendarMonth {
 		return "calendar_" + u.String()

@@ -207,6 +207,7 @@ func (l Limit) WindowEnd(w Window) LedgerTime {
 	return LedgerTime(w) * l.period()
 }
 
+// monthAt is the month of the calendar that a time is in, counted from January 1970, which is 1.
 func (l Limit) monthAt(t LedgerTime) Window {
 	if l.Unit == BillingMonth {
 		return l.Calendar.get().at(t)
@@ -215,6 +216,7 @@ func (l Limit) monthAt(t LedgerTime) Window {
 	return Window(at.Year()-1970)*12 + Window(at.Month())
 }
 
+// monthEnd is the first instant of the next month.
 func (l Limit) monthEnd(w Window) LedgerTime {
 	if l.Unit == BillingMonth {
 		return l.Calendar.get().cut(w)
@@ -222,6 +224,7 @@ func (l Limit) monthEnd(w Window) LedgerTime {
 	return LedgerTime(time.Date(1970, 1+time.Month(w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
 }
 
+// period is Period in the unit of LedgerTime.
 func (l Limit) period() LedgerTime { return LedgerTime(l.Period() / time.Microsecond) }
 
 // Capacity is the most that can be spent at one instant.

@@ -23,7 +23,7 @@ const (
 	Release
 )
 
-// Settles reports whether a kind corrects the charge of an earlier Spend.
+// Settles reports whether a kind corrects the charge of an earlier Spend. Such an ask is never refused.
 func (k Kind) Settles() bool { return k >= Charge }
 
 // Ask is one descriptor's question: may Cost be spent on Key under Rule?

@@ -36,6 +36,7 @@ func (b *NameBudget) take() bool {
 	return false
 }
 
+// give gives back n places.
 func (b *NameBudget) give(n int) {
 	if b != nil {
 		b.left.Add(int64(n))
@@ -56,8 +57,8 @@ type names struct {
 	other *RuleCounters
 }
 
-// Named returns the counters of one name below these, or of OtherName if there
-// are too many. It allocates when a name is new, and takes no lock.
+// Named returns the counters of one name below these, or of OtherName if there are too many. It allocates when a name
+// is new, and takes no lock. A new name copies the map: a rule has few, and each is read far more often.
 func (c *RuleCounters) Named(name []byte) *RuleCounters {
 	for {
 		all := c.names.Load()

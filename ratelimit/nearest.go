@@ -11,6 +11,7 @@ func Nearest(given string, known []string) string {
 	if plain == "" || len(plain) > 40 {
 		return ""
 	}
+	// A third of the letters may differ, and at least one.
 	best, least, twice := "", max(1, len(plain)/3)+1, false
 	for _, name := range known {
 		d := editDistance(plain, plainName(name))
@@ -47,8 +48,9 @@ var nameNoise = strings.NewReplacer("-", "", "_", "", " ", "")
 
 func plainName(s string) string { return nameNoise.Replace(strings.ToLower(s)) }
 
-// editDistance is how many bytes have to be added, removed, changed or swapped
-// with their neighbour to make b of a.
+// editDistance is how many bytes have to be added, removed, changed or swapped with their neighbour to make b of a
+// (optimal string alignment). last is the row of the table above, and before the one above that, which only a swap
+// needs.
 func editDistance(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -45,7 +45,8 @@ func (l Limit) Under(o *Override) Limit {
 	if l.Algorithm == Concurrency {
 		n = min(n, MaxConcurrency)
 	}
-	if l.Algorithm == TokenBucket { // as bucket.lua has it
+	// The burst changes in proportion, rounded down to a token at least: a bucket without room for one refuses all.
+	if l.Algorithm == TokenBucket {
 		burst := n
 		if l.Requests > 0 {
 			scaled := float64(min(l.Burst, MostBurst)) * (float64(n) / float64(l.Requests))

@@ -31,7 +31,8 @@ func (r *Rule) ShareOfRest(sum Tokens, since time.Duration, nodes int) Tokens {
 	return shareOf(left, nodes)
 }
 
-// shareOf is one node's part, at least a token where there is one.
+// shareOf is one node's part, at least a token where there is one: with more nodes than tokens, all parts together are
+// more than n.
 func shareOf(n Tokens, nodes int) Tokens { return max(min(1, n), n/Tokens(nodes)) }
 
 // PerRequest is the rule for a node that leases for single requests only, and keeps

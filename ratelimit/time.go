@@ -69,6 +69,8 @@ type clock struct {
 	slept            atomic.Int64 // nanoseconds for which running stood still
 }
 
+// now is the time by running, plus the time for which that stood still. Several goroutines may see that a check is due,
+// and each makes one.
 func (c *clock) now() Instant {
 	r := c.running()
 	if r-time.Duration(c.checked.Load()) >= checkEvery {

@@ -28,6 +28,7 @@ func advise(files []File, rules *Rules) Problems {
 			a.replaceable[r.Domain][r.Name] = true
 		}
 	}
+	// All names that a rule can replace are known before the first rule is looked at.
 	for i := range files {
 		f := &files[i]
 		a.domain = f.Domain
@@ -36,9 +37,12 @@ func advise(files []File, rules *Rules) Problems {
 	return a.Problems
 }
 
-// maxCompared bounds the bytes of patterns that are compared with earlier ones.
+// maxCompared bounds the bytes of patterns that are compared with earlier ones, which is quadratic in the patterns of a
+// key.
 const maxCompared = 16 << 20
 
+// adviser walks descriptors together with their compiled nodes: the first have places, the second have the order of
+// matches. It collects warnings, up to maxProblems.
 type adviser struct {
 	Problems    // warnings
 	domain      string
@@ -55,7 +59,8 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		}
 		d := &descriptors[i]
 		siblings, name := at[d.Key], above+"."+d.Segment()
-		own := siblings.written[d.Value]
+		own := siblings.written[d.Value] // there is one: rules with problems are not advised on
+		// spelling and limit look at the descriptor alone, the others at its siblings.
 		a.spelling(d, name)
 		a.limit(d, name)
 		a.hidden(d, own, siblings, above)
@@ -66,13 +71,15 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 	}
 }
 
-// likeRegexp matches regular expressions, but no paths, names or addresses.
+// likeRegexp matches regular expressions, such as "^/api", "user-.*", "\d+" or "[0-9]+", but no paths, names or
+// addresses. A dot behind a digit does not count: 10.* is a usual pattern.
 var likeRegexp = regexp.MustCompile(`^\^|(^|\D)\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
 // rangeKeys are keys for which Envoy sends a range: it masks addresses, or matches them and sends a text.
 var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
 
-// spelling warns about keys and values that match fewer requests than they seem to.
+// spelling warns about keys and values that match fewer requests than they seem to: with white space, address ranges,
+// and regular expressions. Envoy sends texts, and values are compared as texts.
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
@@ -80,6 +87,7 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 				"must have, too", what, shorten(text))
 		}
 	}
+	// A masked address is sent with its length, such as 10.1.0.0/16, and matches as a text.
 	_, err := netip.ParsePrefix(d.Value)
 	if err == nil && !slices.Contains(rangeKeys, d.Key) {
 		a.about(name, Range, d.ValuePlace, "the value %q is a range, and values are compared as text: "+
@@ -113,6 +121,7 @@ func (a *adviser) limit(d *Descriptor, name string) {
 		}
 		return
 	}
+	// Names join keys and values by dots and underscores, so that two paths can have one.
 	if first, twice := a.named[name]; twice {
 		a.about(name, SameName, d.Place, "metrics and statistics add it to the rule%s, which has the same "+
 			"name and matches other requests; rename one of them", first.after(" at "))
@@ -165,7 +174,8 @@ func (a *adviser) hidden(d *Descriptor, own *node, s *siblings, above string) {
 	}
 }
 
-// firstMatch is the first wildcard that matches a value, or nil.
+// firstMatch is the first wildcard that matches a value, or nil. It is nil, too, when the bytes for comparisons are
+// used up: a warning may then be missing.
 func (a *adviser) firstMatch(wildcards []*node, value string) *node {
 	for _, n := range wildcards {
 		a.left -= len(value) + len(n.pattern.text)
@@ -185,6 +195,7 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 	leaf := len(d.Descriptors) == 0
 	const meant = "; write rate_limit: {unlimited: true} if that is meant"
 	switch name = cut(name, maxName); {
+	// Without this descriptor, its requests would have a limit. It may have been written for those below it only.
 	case instead != nil && instead.rule != nil && !instead.rule.Unlimited:
 		what := "has neither rate_limit nor descriptors"
 		if !leaf {
@@ -197,7 +208,8 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 	}
 }
 
-// next is the match of d's requests without d, or nil.
+// next is the match of d's requests without d, or nil: a later pattern, or the bare key. A value is a pattern's text
+// here, as in hidden.
 func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
 	if own == s.bare {
 		return nil
@@ -208,7 +220,8 @@ func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
 	return s.bare
 }
 
-// withoutEffect is the reason why a rule's own setting has no effect, or "".
+// withoutEffect is the reason why a rule's own setting has no effect, or "": it belongs to other modes. A setting in no
+// mode's list applies to all.
 func withoutEffect(field string, c *ratelimit.Coordination) string {
 	if field == "reclaim" && c.Reclaim == ratelimit.ReclaimEager && c.Mode.Spec().Owned {
 		return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)

@@ -27,7 +27,8 @@ func DefaultCaps() Caps {
 	return Caps{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
 }
 
-// Times multiplies the caps by a number of rules, except the size and the number of files.
+// Times multiplies the caps by a number, for a node with more memory. The size of one file, and the number of files,
+// stay.
 func (b Caps) Times(n int) Caps {
 	b.TotalBytes *= n
 	b.Tokens *= n
@@ -35,7 +36,7 @@ func (b Caps) Times(n int) Caps {
 	return b
 }
 
-// OrDefault replaces zero values.
+// OrDefault replaces zero values: there is no way to have no cap.
 func (b Caps) OrDefault() Caps {
 	d := DefaultCaps()
 	return Caps{
@@ -77,8 +78,8 @@ func countTokens(text []byte) (n, directives int) {
 	return n, directives
 }
 
-// check names the cap that a text exceeds, or "". left is the number of tokens that earlier files
-// left. It reads the text once, without allocations.
+// check names the cap that a text exceeds, or "". left is the number of tokens that earlier files left. It reads the
+// text once, without allocations. It comes before the parser, which would take memory for all of a text.
 func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
 		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files",

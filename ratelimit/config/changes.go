@@ -1,3 +1,6 @@
+// What a load changes, rule by rule: for logs, and for sluice check --from. The content of rules as texts, place by
+// place, is in fingerprint.go. The effects of changes on tokens and leases are in rollout.go.
+
 package config
 
 import (
@@ -58,6 +61,7 @@ func Renamed(changes []Change) string {
 			removed[c.Limit] = append(removed[c.Limit], c.Rule)
 		}
 	}
+	// All domains have the same text, and so do all descriptors without a limit: a pair of them says nothing.
 	delete(removed, aDomain)
 	delete(removed, limitsNothing)
 	n, names := 0, []string(nil)
@@ -82,6 +86,7 @@ func Renamed(changes []Change) string {
 // shownNames is the maximum of names in such a message.
 const shownNames = 3
 
+// shown is a value in a message.
 func shown(text string) string {
 	if text == "" {
 		return "(none)"
@@ -106,7 +111,8 @@ func Changes(old, other *Rules) []Change {
 	return changes
 }
 
-// change is the change of a spot. A missing spot is the zero one, and the zero Change is no change.
+// change is the change of a spot. A missing spot is the zero one, and the zero Change is no change. Only one is
+// reported: a rule that is added has no changed fields, and patterns in another order have their own spot.
 func change(was, is spot) Change {
 	switch {
 	case was.limit == "" && is.limit != "":
@@ -135,6 +141,7 @@ func change(was, is spot) Change {
 	return Change{Kind: Changed, Fields: fields}
 }
 
+// texts are a spot's fields by name.
 func (p *spot) texts() map[string]string {
 	texts := map[string]string{}
 	for _, f := range p.fields {
@@ -151,8 +158,8 @@ const (
 	spotOrder = "\x02" // ends the place of all patterns of a key
 )
 
-// reordered reports whether the patterns of two orders that are in both change their order. Added and
-// removed ones are reported.
+// reordered reports whether the patterns of two orders that are in both change their order. Added and removed ones are
+// reported. An order has the patterns of a key, between spotLevels.
 func reordered(a, b string) bool {
 	at := map[string]int{}
 	for i, pattern := range strings.Split(a, spotLevel) {

@@ -1,3 +1,6 @@
+// The walk over files and descriptors. A scope goes down with it: it is copied for each descriptor, and has what that
+// inherits. compiler.go makes a limit, a hold and a ceiling of what the scope has at a rule.
+
 package config
 
 import (
@@ -20,6 +23,7 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 		d.problems.add(Place{File: "config"}, "%v", err)
 		return nil, nil, d.problems
 	}
+	// Also the readable parts of files with problems are compiled, only to find further problems.
 	files := d.decode(texts, caps)
 	compiled, doubts, faults := Compile(files, o)
 	problems = slices.Concat(d.problems, faults)
@@ -30,7 +34,8 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	return compiled, warnings.sorted(), nil
 }
 
-// Compile turns decoded files into rules, or reports all errors.
+// Compile turns decoded files into rules, or reports all errors. Its time and memory are proportional to the
+// descriptors, except for names (maxPathBytes).
 func Compile(files []File, o Options) (rules *Rules, warnings, problems Problems) {
 	c := compiler{options: o, rules: &Rules{domains: map[string]*Domain{}, counters: countersByName{}}}
 	for i := range files {
@@ -43,6 +48,8 @@ func Compile(files []File, o Options) (rules *Rules, warnings, problems Problems
 	return c.rules, c.warnings, nil
 }
 
+// file compiles the descriptors of a file into its domain. A domain in a second file is an error, unless MergeDomains
+// joins them; its settings at the root are those of its file.
 func (c *compiler) file(f *File) {
 	if f.Domain == "" {
 		c.problems.add(f.Place, "config file cannot have empty domain; write domain: NAME at its top, as Envoy's "+
@@ -53,7 +60,7 @@ func (c *compiler) file(f *File) {
 	}
 	root.inherit(&f.Defaults)
 	switch {
-	case root.domain == nil:
+	case root.domain == nil: // the first file of the domain
 		root.domain = &Domain{
 			Name: f.Domain, Defaults: root.coordination, root: level{}, place: f.Place,
 			Overrides: c.counters(f.Domain, OverridePath),
@@ -70,6 +77,9 @@ func (c *compiler) file(f *File) {
 // OverridePath replaces the path in keys of limits that requests contain.
 const OverridePath = "(request override)"
 
+// inherit applies the settings of a file or a descriptor, which those below inherit. The algorithm comes before burst,
+// which fits only one. Of settings that do not fit together, the one that is written here is at fault: Validate would
+// report those of above again, in each descriptor below.
 func (s *scope) inherit(in *Inherited) {
 	s.hold = cmp.Or(in.Hold, s.hold)
 	s.maxOverride = cmp.Or(in.MaxOverride, s.maxOverride)
@@ -92,17 +102,21 @@ func (s *scope) inherit(in *Inherited) {
 			}
 		}
 		if set.Field == "on_deny" {
+			// Whether it is written at all, and where, counts for rules with holds and for the default.
 			s.onDeny = set
 		}
 	}
 }
 
+// level compiles descriptors into a level, in the order in which they are written: patterns match in that order.
 func (s *scope) level(at level, descriptors []Descriptor) {
 	for i := range descriptors {
 		s.descriptor(at, &descriptors[i])
 	}
 }
 
+// descriptor compiles a descriptor, and those below it. The steps: its names, which are bounded; its own scope; its
+// node among its siblings; and its rule, if it has a limit.
 func (s *scope) descriptor(at level, d *Descriptor) {
 	if d.Key == "" {
 		s.wrong(d.Place, "descriptor has empty key")
@@ -118,15 +132,18 @@ func (s *scope) descriptor(at level, d *Descriptor) {
 	size := len(s.names) + len(d.Key) + len(d.Value)
 	s.paths += size
 	if s.paths > maxPathBytes {
+		// The one that crosses the bound reports it.
 		if s.paths-size <= maxPathBytes { // once
 			s.wrong(d.Place, "config error, the names of all descriptors, each with those above it, are "+
 				"more than %d bytes: use shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
+	// Clip, because siblings append to the same slices: without it, one would write into the array of another.
 	own, segment := *s, d.Segment()
 	own.names += "." + segment
 	own.keys = append(slices.Clip(s.keys), segment)
+	// A shared level is named by its pattern, with value_to_metric or without.
 	own.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	own.shared = append(slices.Clip(s.shared), d.ShareThreshold)
 	own.inherit(&d.Inherited)
@@ -150,8 +167,7 @@ func (s *scope) descriptor(at level, d *Descriptor) {
 	own.level(n.below, d.Descriptors)
 }
 
-// idle warns about a rule's own settings that have no effect. Inherited settings can be for its
-// siblings.
+// idle warns about a rule's own settings that have no effect in its mode. Inherited settings can be for its siblings.
 func (s *scope) idle(d *Descriptor) {
 	for _, set := range d.Inherited.Coordination {
 		if why := withoutEffect(set.Field, &s.coordination); why != "" {
@@ -160,7 +176,8 @@ func (s *scope) idle(d *Descriptor) {
 	}
 }
 
-// place puts a node among its siblings, or returns the equal one.
+// place puts a node among its siblings, or returns the equal one. Then the new node is in no table: what is below it is
+// compiled only to find its problems.
 func (l level) place(n *node, d *Descriptor) (first *node) {
 	s := l[d.Key]
 	if s == nil {
@@ -185,6 +202,8 @@ func (l level) place(n *node, d *Descriptor) (first *node) {
 	return nil
 }
 
+// rule makes the rule of a descriptor with a limit, of its own fields and of what its scope has inherited. Its counters
+// continue those of the rule of the same name in force.
 func (s *scope) rule(d *Descriptor) *ratelimit.Rule {
 	l := d.Limit
 	r := &ratelimit.Rule{
@@ -208,8 +227,11 @@ func (s *scope) rule(d *Descriptor) *ratelimit.Rule {
 		case l.Name:
 			s.wrong(other.Place, "replaces should not contain name of same descriptor")
 		}
+		// Whether a rule has that name, advise says: it may be in another file.
 		r.Replaces = append(r.Replaces, other.Name)
 	}
+	// No file says on_deny, and neither does the server: the default is that of the algorithm. Where tokens return,
+	// charges for refused requests would use up the refill, and nothing would pass while demand is above it.
 	if s.onDeny == nil && r.Coordination.OnDeny == ratelimit.DenyCharges {
 		r.Coordination.OnDeny = r.Limit.Algorithm.OnDeny()
 	}

@@ -29,6 +29,7 @@ type Options struct {
 	names    *ratelimit.NameBudget
 }
 
+// compiler makes Rules of files. All scopes share one.
 type compiler struct {
 	options  Options
 	rules    *Rules
@@ -40,11 +41,13 @@ type compiler struct {
 // scope has the settings that a node inherits. It reports under the node's name.
 type scope struct {
 	*compiler
-	names        string // "domain.key_value", as in messages
+	// names is the name in messages: domain.key_value. It contains those above, so that names take quadratic space
+	// (maxPathBytes).
+	names        string
 	domain       *Domain
-	keys         []string
-	metric       []bool
-	shared       []bool
+	keys         []string // of the path, as are metric and shared: one for each level
+	metric       []bool   // value_to_metric
+	shared       []bool   // share_threshold
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: requests_per_unit
 	coordination ratelimit.Coordination
@@ -61,7 +64,8 @@ func (s *scope) wrong(at Place, format string, args ...any) {
 	s.problems.add(at, format, args...)
 }
 
-// counters are the rule's own. Another rule of the same name has others, which statistics add.
+// counters are the rule's own. Another rule of the same name has others, which statistics add. After a reload, the
+// first rule of a name continues the first counters of that name, and so on: counters of metrics must not start anew.
 func (c *compiler) counters(domain, keys string) *ratelimit.RuleCounters {
 	name := [2]string{domain, keys}
 	counters, nth := &ratelimit.RuleCounters{Budget: c.options.names}, len(c.rules.counters[name])
@@ -72,7 +76,9 @@ func (c *compiler) counters(domain, keys string) *ratelimit.RuleCounters {
 	return counters
 }
 
-// inPeriod is a limit of requests in a period, and reports what does not fit it.
+// inPeriod is a limit of requests in a period, and reports what does not fit it. A wrong unit makes a limit without
+// one: there are no rules then, and further checks of the rule can go on. burst is inherited, and the number is not, so
+// a bucket without burst holds one period's tokens.
 func (s *scope) inPeriod(l *RateLimit) ratelimit.Limit {
 	unit, known := ratelimit.ParseUnit(l.Unit)
 	switch {
@@ -108,7 +114,8 @@ func (s *scope) inPeriod(l *RateLimit) ratelimit.Limit {
 	return s.billed(limit, l)
 }
 
-// billed is the limit with billing months, or unchanged if it cannot have them.
+// billed is the limit with billing months, or unchanged if it cannot have them. why says what is in the way, and what
+// to write.
 func (s *scope) billed(limit ratelimit.Limit, l *RateLimit) ratelimit.Limit {
 	var why string
 	switch {
@@ -137,7 +144,8 @@ func (s *scope) billed(limit ratelimit.Limit, l *RateLimit) ratelimit.Limit {
 	return limit
 }
 
-// concurrent is the limit of requests in flight.
+// concurrent is the limit of requests in flight. Its hold_ttl is in whole seconds, because it is the limit's period,
+// which keys and stores have in seconds.
 func (s *scope) concurrent(l *RateLimit) ratelimit.Limit {
 	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
 	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
@@ -151,7 +159,8 @@ func (s *scope) concurrent(l *RateLimit) ratelimit.Limit {
 	return ratelimit.AtOnce(l.Concurrency, ttl)
 }
 
-// holds gives the rule a hold, or reports why it cannot; at is the place of its limit.
+// holds gives the rule a hold, or reports why it cannot; at is the place of its limit. A limit of requests in flight
+// holds a slot for each request. Other rules inherit a hold as a whole.
 func (s *scope) holds(r *ratelimit.Rule, at Place) {
 	field := "concurrency"
 	switch {
@@ -178,13 +187,14 @@ func (s *scope) holds(r *ratelimit.Rule, at Place) {
 	r.Coordination.OnDeny = ratelimit.DenyRefunds
 }
 
-// overridden sets the rule's ceiling for overrides at run time, and warns if the descriptor's own
-// setting has no effect.
+// overridden sets the rule's ceiling for overrides at run time, and warns if the descriptor's own setting has no
+// effect. Without max_override, the ceiling is the largest limit. A limit of 0 has none then: it is refused without a
+// round trip, which an override needs.
 func (s *scope) overridden(r *ratelimit.Rule, d *Descriptor) {
 	switch {
 	case s.maxOverride != nil:
 		r.Limit.Ceiling = *s.maxOverride
-	case r.Limit.Requests > 0: // a limit of 0 refuses without a round trip, unless max_override is set
+	case r.Limit.Requests > 0:
 		r.Limit.Ceiling = ratelimit.MaxLimit
 	}
 	why := r.WhyNoOverrides()

@@ -1,3 +1,5 @@
+// Files as they are written: the result of decode.go, and what compile.go and advise.go read.
+
 package config
 
 import (
@@ -79,7 +81,8 @@ type Hold struct {
 	ratelimit.Hold
 }
 
-// Setting is one field of a coordination block.
+// Setting is one field of a coordination block. Field is one of ratelimit.CoordinationFields, and Text reads as its
+// value.
 type Setting struct {
 	Place       Place
 	Field, Text string

@@ -26,7 +26,8 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// after is the place after some words, for messages; "" without a line, as in pushed rules.
+// after is the place after some words, such as "; the first is at a.yaml:3:5", for messages; "" without a line, as in
+// pushed rules.
 func (p Place) after(words string) string {
 	if p.Line == 0 {
 		return ""
@@ -91,7 +92,7 @@ const (
 	maxName     = 200 // bytes of a file's name in messages
 )
 
-// Problems has all problems; as an error, one a line.
+// Problems has all problems; as an error, one a line. Warnings are Problems, too.
 type Problems []*Problem
 
 // Error is all problems, one a line.
@@ -120,6 +121,7 @@ func (ps *Problems) add(at Place, format string, args ...any) {
 	ps.addKind(Invalid, at, format, args...)
 }
 
+// addKind is add of a kind. After maxProblems it adds one more, which says that there are others.
 func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 	switch {
 	case len(*ps) > maxProblems:
@@ -132,14 +134,16 @@ func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})
 }
 
-// about reports a warning about the descriptor of that name.
+// about reports a warning about the descriptor of that name: DOMAIN.KEY_VALUE.
 func (ps *Problems) about(name string, kind Kind, at Place, format string, args ...any) {
 	ps.addKind(kind, at, "%s: %s", cut(name, maxName), fmt.Sprintf(format, args...))
 }
 
-// lastLine sorts after every line.
+// lastLine sorts after every line: the message that there are more problems is the last of its file. String leaves it
+// out.
 const lastLine = math.MaxInt32
 
+// cut bounds a text in bytes. Bytes of a character that was cut are left out.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -147,4 +151,5 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most-3], "") + "..."
 }
 
+// shorten bounds a value that a message repeats: it may be anything, and long.
 func shorten(s string) string { return cut(s, 60) }

@@ -17,6 +17,7 @@ func Excerpt(text []byte, at Place) string {
 	}
 	runes := []rune(strings.ToValidUTF8(line, string(utf8.RuneError)))
 	column := min(max(1, at.Column), len(runes)+1)
+	// The column stays in the middle, unless the line begins or ends before that.
 	from := 0
 	if len(runes) > excerptWidth {
 		from = min(max(0, column-excerptWidth/2), len(runes)-excerptWidth)
@@ -30,9 +31,11 @@ func Excerpt(text []byte, at Place) string {
 	return out + strings.Repeat(" ", len(margin)-2) + "| " + strings.Repeat(" ", column-1-from) + "^\n"
 }
 
+// excerptWidth leaves room for the line's number in a terminal of 120 columns.
 const excerptWidth = 110
 
-// printable replaces characters that would move the following text, or change the terminal.
+// printable replaces characters that would move the following text, or change the terminal: control characters, and
+// those that change the direction of writing. A tab becomes a space, so that the caret is below its column.
 func printable(runes []rune) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -1,13 +1,14 @@
 package config
 
-// Step is the match of one entry of a descriptor.
+// Step is the match of one entry of a descriptor. `sluice explain` and the console show it.
 type Step struct {
 	Entry   string `json:"entry"`   // key=value
 	Matched string `json:"matched"` // in the rules: key, key_value or key_pattern; "": no match
 	Why     string `json:"why"`
 }
 
-// Explain shows the match of a descriptor, level by level, as in Match.
+// Explain shows the match of a descriptor, level by level, as in Match. It stops at the first entry without a match:
+// the request has no rule then.
 func (d *Domain) Explain(entries []Entry) []Step {
 	var steps []Step
 	at := d.root
@@ -24,6 +25,7 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		}
 		step.Matched = n.segment(e.Key)
 		switch {
+		// In the order of Domain.Match.
 		case n.exact:
 			step.Why = "the value is the rule's"
 		case n.share:

@@ -1,3 +1,6 @@
+// The maps of a rule file: for each, a table of its fields, and what reads it. A new field has a line here and one in
+// schema.go, which a test compares.
+
 package config
 
 import (
@@ -9,13 +12,16 @@ import (
 // fields are the known fields of a map, each with what reads its value.
 type fields map[string]func(*yamlField)
 
-// into stores what is read.
+// into stores what is read. Most fields are a place in a struct, and a reader of decode.go.
 func into[T any](to *T, read func(*yamlField) T) func(*yamlField) {
 	return func(f *yamlField) { *to = read(f) }
 }
 
+// mostUnits is a year of seconds, the longest period in the shortest unit. The compiler has the bound of the unit that
+// is written.
 const mostUnits, mostAtOnce = ratelimit.Tokens(ratelimit.MaxPeriod / time.Second), ratelimit.MaxConcurrency
 
+// fileFields are those at the root of a file. The place of a file is that of its domain, for errors about it.
 func (d *decoder) fileFields(t *File) fields {
 	return d.inherited(&t.Defaults, fields{
 		"domain": func(f *yamlField) {
@@ -26,6 +32,7 @@ func (d *decoder) fileFields(t *File) fields {
 	})
 }
 
+// descriptorFields are those of a descriptor. The place of its value is kept for warnings about that.
 func (d *decoder) descriptorFields(t *Descriptor) fields {
 	return d.inherited(&t.Inherited, fields{
 		"key": into(&t.Key, d.text),
@@ -44,6 +51,8 @@ func (d *decoder) descriptorFields(t *Descriptor) fields {
 	})
 }
 
+// limitFields are those of a rate_limit block. Its place is that of its unit, about which most errors are. A number
+// without a value counts as not written.
 func (d *decoder) limitFields(t *RateLimit) fields {
 	return fields{
 		"requests_per_unit": func(f *yamlField) {
@@ -64,6 +73,7 @@ func (d *decoder) limitFields(t *RateLimit) fields {
 	}
 }
 
+// billingFields are those of a billing block.
 func (d *decoder) billingFields(t *Billing) fields {
 	return fields{
 		"day":       func(f *yamlField) { t.Day = d.whole(f, 1, 31) },
@@ -103,6 +113,7 @@ func (d *decoder) decode(texts []Text, caps Caps) []File {
 	left := caps.Tokens
 	decoded := make([]File, 0, len(texts))
 	for _, text := range texts {
+		// More are not reported.
 		if len(d.problems) > maxProblems {
 			break
 		}
@@ -115,6 +126,7 @@ func (d *decoder) decode(texts []Text, caps Caps) []File {
 	return decoded
 }
 
+// file decodes the tree of a file. An empty file has no domain, which the compiler reports.
 func (d *decoder) file(v *yamlValue) File {
 	f := File{Place: v.place}
 	if v.kind != mapping && v.kind != null {
@@ -127,6 +139,7 @@ func (d *decoder) file(v *yamlValue) File {
 	return f
 }
 
+// descriptors is a list of them, with all below. It stops at the cap of rules.
 func (d *decoder) descriptors(f *yamlField) []Descriptor {
 	var all []Descriptor
 	for _, item := range d.maps(f) {
@@ -140,6 +153,8 @@ func (d *decoder) descriptors(f *yamlField) []Descriptor {
 	return all
 }
 
+// limit is a rate_limit block; nil: there is none. An empty one is a mistake of indentation: it limits nothing, which a
+// warning says.
 func (d *decoder) limit(f *yamlField) *RateLimit {
 	if f.value.kind == null {
 		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty and limits nothing: write unit and "+
@@ -150,6 +165,7 @@ func (d *decoder) limit(f *yamlField) *RateLimit {
 	return block(d, l, f, d.limitFields(l))
 }
 
+// replaces is a list of maps with a name each: [{name: other}].
 func (d *decoder) replaces(f *yamlField) (all []Replacement) {
 	for _, item := range d.maps(f) {
 		other := Replacement{Place: item.place}
@@ -168,7 +184,8 @@ func (d *decoder) billing(f *yamlField) *Billing {
 	return block(d, b, f, d.billingFields(b))
 }
 
-// CheckInherited returns the problems of a text that may have only fields that descriptors inherit.
+// CheckInherited returns the problems of a text that may have only fields that descriptors inherit. Package xds asks so
+// about a resource's additions, which it copies into the text of a rule.
 func CheckInherited(text Text) Problems {
 	caps := DefaultCaps()
 	tree, problems := parse(text, caps, &caps.Tokens)

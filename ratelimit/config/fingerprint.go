@@ -23,7 +23,7 @@ import (
 // It reads all rules, once at each load.
 func (r *Rules) Fingerprint() string { return r.orNone().print }
 
-// settle computes the values of complete rules.
+// settle computes the values of complete rules. Every text is quoted, so that no two contents have the same bytes.
 func (r *Rules) settle() {
 	h, text := sha256.New(), []byte(nil)
 	r.eachSpot(func(at string, p spot) {
@@ -39,7 +39,9 @@ func (r *Rules) settle() {
 // ruleField is one setting of a rule in force.
 type ruleField struct{ Name, Text string }
 
-// fieldsOf has all settings of a rule, as rule files write them, in a fixed order.
+// fieldsOf has all settings of a rule, as rule files write them, in a fixed order. A setting that is missing here
+// changes no fingerprint, and a reload does not log it: a test compares the fields of Rule with these. One that is left
+// out of a file has the value in force.
 func fieldsOf(r *ratelimit.Rule) []ruleField {
 	unit := r.Limit.Unit.String()
 	if r.Limit.Unit == ratelimit.CalendarMonth {
@@ -61,6 +63,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if len(r.Replaces) > 0 {
 		replaced = fmt.Sprintf("%q", r.Replaces)
 	}
+	// The largest ceiling is the default, and means that the file says nothing.
 	ceiling := ""
 	if r.Limit.Ceiling != ratelimit.MaxLimit {
 		ceiling = fmt.Sprint(r.Limit.Ceiling)
@@ -94,9 +97,17 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	}, coordinationFields(&r.Coordination))
 }
 
-// spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key.
+// spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key. Its place is a text,
+// in which \x00 stands before a key and \x01 before a value:
+//
+//	edge                          the domain
+//	edge\x00tier\x01gold          a descriptor
+//	edge\x00path\x02              the order of the patterns of a key
+//
+// Two sets of rules are compared place by place.
 type spot struct {
-	limit  string // "": no limit to report
+	// limit is shown for a rule that is added or removed; "": there is none to report.
+	limit  string
 	ruled  bool
 	fields []ruleField
 	order  string // of patterns
@@ -108,6 +119,7 @@ const (
 	limitsNothing = "limits nothing"
 )
 
+// spots are all places with their contents.
 func (r *Rules) spots() map[string]spot {
 	all := map[string]spot{}
 	r.eachSpot(func(at string, p spot) { all[at] = p })
@@ -123,6 +135,8 @@ func (r *Rules) eachSpot(f func(at string, p spot)) {
 	}
 }
 
+// eachSpot calls f with the spots of a level and below. Keys and exact values come by name, and patterns as they match,
+// whose order is a spot of its own.
 func (l level) eachSpot(above string, f func(at string, p spot)) {
 	put := func(at string, n *node) {
 		f(at, n.spot())
@@ -149,6 +163,8 @@ func (l level) eachSpot(above string, f func(at string, p spot)) {
 	}
 }
 
+// spot is a descriptor's. One that only leads to others has no limit and no fields but share_threshold, which is part
+// of all keys below.
 func (n *node) spot() spot {
 	p := spot{fields: []ruleField{{"share_threshold", strconv.FormatBool(n.share)}}}
 	switch {
@@ -165,6 +181,7 @@ func (n *node) spot() spot {
 	return p
 }
 
+// coordinationFields are all settings of a coordination, as files write them.
 func coordinationFields(c *ratelimit.Coordination) []ruleField {
 	fields := make([]ruleField, 0, len(ratelimit.CoordinationFields))
 	for _, field := range ratelimit.CoordinationFields {
@@ -175,6 +192,7 @@ func coordinationFields(c *ratelimit.Coordination) []ruleField {
 
 var (
 	spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
-	// spotText keeps keys and values apart from separators.
+	// spotText keeps keys and values apart from separators: each of these bytes becomes two, which begin with \x03. The
+	// result still sorts before other characters.
 	spotText = strings.NewReplacer("\x00", "\x03\x03", "\x01", "\x03\x04", "\x02", "\x03\x05", "\x03", "\x03\x06")
 )

@@ -9,8 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A hint is a remedy for a problem. It begins with "; ", or is "" if there is none.
+// A hint is a remedy for a problem. It begins with "; ", or is "" if there is none. Hints are for mistakes that people
+// make: each guesses what was meant, and never changes what counts.
 
+// unitHint is for a unit that is none.
 func unitHint(unit string) string {
 	if unit == "" {
 		return "; unit is not set: write one of " + strings.Join(ratelimit.UnitNames(), ", ")
@@ -35,6 +37,7 @@ func unknownHint(key string, known []string) string {
 	return nearHint(key, known, "Known here: ")
 }
 
+// unknownHints are for keys that are right elsewhere, or in other files. A near name would mislead.
 var unknownHints = map[string]string{
 	"overrides":    "; write max_override: 0 instead of overrides: false",
 	"algorithm":    inDescriptor,
@@ -54,7 +57,7 @@ const (
 	inBilling    = "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
 )
 
-// countHint is for a value that must be a whole number.
+// countHint is for a value that must be a whole number: "100" in quotes, 1e3, -1 for no limit, or 100/minute.
 func countHint(f *yamlField) string {
 	v := &f.value
 	switch _, err := strconv.ParseUint(v.text, 10, 64); {
@@ -73,7 +76,8 @@ func countHint(f *yamlField) string {
 	return ""
 }
 
-// shapeHint is for a scalar in place of a map, or a map in place of a list.
+// shapeHint is for a scalar in place of a map, or a map in place of a list, such as coordination: routing, lease: 100
+// or rate_limit: 100.
 func shapeHint(f *yamlField) string {
 	switch {
 	case f.value.kind == mapping:
@@ -96,7 +100,8 @@ func fileHint(file string, k yamlKind) string {
 	return strayHint(file)
 }
 
-// strayHint is for a file that probably has no rules.
+// strayHint is for a file that probably has no rules. A directory of rules is read whole, whatever the extensions, as
+// envoyproxy/ratelimit does.
 func strayHint(file string) string {
 	switch filepath.Ext(file) {
 	case ".md", ".txt", ".bak", ".orig", ".rej", ".swp", ".tmpl", ".sh", ".gz", ".yaml~", ".yml~":

@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// holdFields are those of a hold block. Which of them fit together, Hold.Validate says, once the limit is known.
 func (d *decoder) holdFields(t *Hold) fields {
 	return fields{
 		"amount":     into(&t.Amount, d.tokens),
@@ -19,7 +20,7 @@ func (d *decoder) holdFields(t *Hold) fields {
 	}
 }
 
-// holdSources are the fields that say how much a hold reserves. Each hold has exactly one of them.
+// holdSources are the fields that say how much a hold reserves, by HoldFrom. Each hold has exactly one of them.
 var holdSources = [...]string{
 	ratelimit.HoldAmount: "amount", ratelimit.HoldRequest: "from", ratelimit.HoldLearned: "learned",
 }
@@ -44,6 +45,7 @@ func (d *decoder) hold(f *yamlField) *Hold {
 	return h
 }
 
+// fromRequest accepts the only value of from. That the field is there selects HoldRequest.
 func (d *decoder) fromRequest(f *yamlField) {
 	if f.value.text != "request" {
 		d.wrong(f, "request")
@@ -55,6 +57,7 @@ func (d *decoder) part(f *yamlField) float64 {
 	n, err := strconv.ParseFloat(f.value.text, 64)
 	if err != nil || f.value.kind != number && f.value.kind != integer {
 		d.wrong(f, "a number above 0 and below 1")
+		// Validate must not report its bounds, too.
 		return 0.5
 	}
 	return n
@@ -64,7 +67,8 @@ func (d *decoder) onUnknown(f *yamlField) ratelimit.OnUnknown {
 	return ratelimit.OnUnknown(max(0, d.oneOf(f, ratelimit.OnUnknowns[:])))
 }
 
-// holdOn has the hits of calls that hold.
+// holdOn has the hits of calls that hold, sorted, each once. A null among them is an error here, because tokens would
+// take it for 0.
 func (d *decoder) holdOn(f *yamlField) []ratelimit.Tokens {
 	if f.value.kind != sequence || len(f.value.items) == 0 {
 		d.wrongly(f, "a list of numbers, such as [0, 1]", "")
@@ -77,6 +81,7 @@ func (d *decoder) holdOn(f *yamlField) []ratelimit.Tokens {
 		}
 		on[i] = d.tokens(&yamlField{f.key, f.place, f.value.items[i]})
 	}
+	// Fingerprints compare the list as a text.
 	slices.Sort(on)
 	return slices.Compact(on)
 }

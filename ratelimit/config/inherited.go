@@ -1,3 +1,6 @@
+// Coordination, which is a map in files and a list of settings in an Inherited. Only what is written is in that list:
+// each field is inherited by itself.
+
 package config
 
 import (
@@ -7,6 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// algorithm is one of those that files can name. Concurrency is none: the field concurrency of a limit selects it.
 func (d *decoder) algorithm(f *yamlField) *ratelimit.Algorithm {
 	i := d.oneOf(f, ratelimit.RateAlgorithms())
 	if i < 0 {
@@ -22,7 +26,7 @@ func (d *decoder) coordination(t *Inherited, f *yamlField) {
 	}
 	for i := range f.value.fields {
 		sub := &f.value.fields[i]
-		if sub.key != "lease" {
+		if sub.key != "lease" { // the only field that is a map
 			d.setting(t, "", sub)
 			continue
 		}
@@ -35,6 +39,8 @@ func (d *decoder) coordination(t *Inherited, f *yamlField) {
 	}
 }
 
+// setting tries a field with its value, and keeps it as a text: ratelimit.Coordination reads it again in each scope
+// that inherits it. prefix is "lease." for fields of that map.
 func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {
 	name := prefix + f.key
 	if !slices.Contains(ratelimit.CoordinationFields, name) {
@@ -51,6 +57,7 @@ func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {
 		d.wrong(f, "a single value")
 		return
 	}
+	// A value that cannot be read is reported once, here, and not by each rule below.
 	var probe ratelimit.Coordination
 	if err := probe.Set(name, f.value.text); err != nil {
 		d.problems.add(f.value.place, "config error, coordination: %v", err)

@@ -9,16 +9,19 @@ import (
 	"path/filepath"
 )
 
-// copied is the content, as JSON, of a file with the texts of the last good rules, which a [Store]
-// wrote. The file belongs to one node. Data is base64 to keep every byte.
+// copied is the content, as JSON, of a file with the texts of the last good rules, which a [Store] wrote. The file
+// belongs to one node. Data is base64 to keep every byte.
+//
+//	{"sluice_last_good":1,"files":[{"name":"edge.yaml","data":"ZG9tYWluOiBlZGdlCg=="}]}
 type copied struct {
 	Format int    `json:"sluice_last_good"`
 	Files  []Text `json:"files"`
 }
 
+// copyFormat is the version of the file. A node refuses others: it cannot tell what they mean.
 const copyFormat = 1
 
-// newCopy ends the name of a copy that is being written.
+// newCopy ends the name of a copy that is being written. It must not be among the rules either.
 const newCopy = ".new"
 
 // readCopy reads at most the caps. A file that other users can write is refused: they could choose
@@ -33,11 +36,13 @@ func readCopy(path string, caps Caps) ([]Text, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The open file is asked, not its path, which could be another file by now.
 	if info.Mode().Perm()&0o022 != 0 {
 		return nil, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
 			"its content", path, info.Mode().Perm())
 	}
-	most := 2*int64(caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
+	// base64 takes a third more, and the rest is room for names.
+	most := 2*int64(caps.OrDefault().TotalBytes) + 1<<20
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, err
@@ -57,8 +62,9 @@ func readCopy(path string, caps Caps) ([]Text, error) {
 	return on.Files, nil
 }
 
-// writeCopy replaces the file as a whole or not at all, also if the machine stops: the new file is on
-// disk before it takes the old name.
+// writeCopy replaces the file as a whole or not at all, also if the machine stops: the new file is on disk before it
+// takes the old name. The file is made anew, with permissions of its own: one that is there may be a link, or be
+// readable by others.
 func writeCopy(path string, texts []Text) error {
 	data, err := json.Marshal(copied{copyFormat, texts})
 	if err != nil {
@@ -79,6 +85,7 @@ func writeCopy(path string, texts []Text) error {
 	if err := os.Rename(fresh, path); err != nil {
 		return err
 	}
+	// The new name is in the directory, which is written by itself.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err

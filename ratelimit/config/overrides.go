@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// OverrideRule is the rule of a limit in a request. It allocates for a new limit.
+// OverrideRule is the rule of a limit in a request. It allocates for a new limit. Each request with a limit calls it,
+// so that it is one look-up under a lock. Its rule has the coordination at the root of the domain's file.
 func (d *Domain) OverrideRule(limit ratelimit.Limit) *ratelimit.Rule {
 	o := &d.brought
 	o.mu.Lock()
@@ -14,6 +15,7 @@ func (d *Domain) OverrideRule(limit ratelimit.Limit) *ratelimit.Rule {
 	if r := o.rules[limit]; r != nil {
 		return r
 	}
+	// Requests in progress keep the rules that they have. Counters are the domain's, and stay.
 	if o.rules == nil || len(o.rules) >= mostOverrides {
 		o.rules = map[ratelimit.Limit]*ratelimit.Rule{}
 	}

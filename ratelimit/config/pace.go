@@ -19,12 +19,13 @@ const maxPause = 30 * time.Second
 // Wait is the time until the next load may start; 0: now.
 func (p *Pace) Wait(now time.Time) time.Duration { return max(0, p.next.Sub(now)) }
 
-// Done notes the start and end of a load.
+// Done notes the start and end of a load. A load that takes long, as of the largest files, makes the next one wait for
+// longer.
 func (p *Pace) Done(begun, ended time.Time) {
 	p.next = ended.Add(max(p.Interval, min(maxPause, 9*ended.Sub(begun))))
 }
 
-// eventBurst is a series of events that one load answers.
+// eventBurst is a series of events that one load answers. first is zero while there is none.
 type eventBurst struct{ first time.Time }
 
 // event returns the time to wait for more events. Each event restarts the wait, because a set of
@@ -39,6 +40,8 @@ func (b *eventBurst) event(now time.Time) (wait time.Duration, another bool) {
 }
 
 const (
-	settleTime = 50 * time.Millisecond // events of one change come in a burst
-	settleMost = time.Second
+	// settleTime is how long a load waits for the next event of a burst. A set of files, as a checkout or a ConfigMap
+	// writes it, brings an event each.
+	settleTime = 50 * time.Millisecond
+	settleMost = time.Second // since the first event
 )

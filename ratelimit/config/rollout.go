@@ -1,3 +1,6 @@
+// Effects of a change of rules, as sluice check --from and the documentation state them. Whether usage starts anew
+// follows from the key (ratelimit.AppendPrefix): the unit, the algorithm and the entries are in it, the number is not.
+
 package config
 
 import "slices"
@@ -131,6 +134,7 @@ func EffectsOf(c *Change) []*Effect {
 			effects = append(effects, e)
 		}
 	}
+	// The first effect with such a field makes the others untrue.
 	for _, alone := range []string{"unlimited", "unit"} {
 		for _, e := range effects {
 			if slices.Contains(e.Fields, alone) {

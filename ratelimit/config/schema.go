@@ -1,3 +1,6 @@
+// The JSON Schema of rule files, which `sluice check --schema` prints. Bounds and names of values come from the
+// code, and a test compares the fields with those of fields.go.
+
 package config
 
 import (
@@ -59,6 +62,7 @@ func Schema() []byte {
 	file["$id"] = SchemaID
 	file["title"] = "Sluice rules"
 	file["definitions"] = schema{"descriptor": descriptor, "coordination": coordinationSchema()}
+	// Descriptors and coordination are definitions, because they stand within themselves, or at many places.
 	out, err := json.MarshalIndent(file, "", "  ")
 	if err != nil {
 		panic("a schema of maps and texts is not JSON: " + err.Error())
@@ -66,6 +70,7 @@ func Schema() []byte {
 	return append(out, '\n')
 }
 
+// withInherited adds the fields that can stand at the root and in any descriptor.
 func withInherited(properties schema) schema {
 	properties["algorithm"] = enumSchema(ratelimit.RateAlgorithms(),
 		"How tokens return. Descriptors below inherit it.")
@@ -79,6 +84,7 @@ func withInherited(properties schema) schema {
 	return properties
 }
 
+// holdSchema is of a hold block. That a hold has exactly one of amount, from and learned, only a check says.
 func holdSchema() schema {
 	about := "Tokens that a request reserves until its cost arrives. Descriptors below inherit it as a whole."
 	return objectSchema(about, schema{
@@ -99,6 +105,7 @@ func holdSchema() schema {
 	})
 }
 
+// coordinationSchema is of a coordination block, which stands once in the definitions: it can be in any descriptor.
 func coordinationSchema() schema {
 	share := func(about string) schema {
 		return described(schema{"anyOf": []schema{
@@ -136,6 +143,7 @@ func modePromises() string {
 	return strings.Join(all, "; ") + "."
 }
 
+// objectSchema is a map with these fields and no others.
 func objectSchema(about string, properties schema, required ...string) schema {
 	s := described(schema{"type": "object", "properties": properties, "additionalProperties": false}, about)
 	if len(required) > 0 {
@@ -148,10 +156,12 @@ func listSchema(about string, of schema) schema {
 	return described(schema{"type": "array", "items": of}, about)
 }
 
+// textSchema is a text. YAML reads 17 and yes as other types, and rule files may leave out the quotes.
 func textSchema(about string) schema {
-	return described(schema{"type": []string{"string", "number", "boolean", "null"}}, about) // as YAML reads 17 and yes
+	return described(schema{"type": []string{"string", "number", "boolean", "null"}}, about)
 }
 
+// durationSchema is the form of time.ParseDuration, such as 1m30s. Bounds are checked on load only.
 func durationSchema(about string) schema {
 	return described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}, about)
 }
@@ -166,6 +176,7 @@ func enumSchema(names []string, about string) schema {
 	return described(schema{"enum": names}, about)
 }
 
+// described adds what an editor shows.
 func described(s schema, about string) schema {
 	if about != "" {
 		s["description"] = about
@@ -173,7 +184,7 @@ func described(s schema, about string) schema {
 	return s
 }
 
-// unitPattern matches the names of units in any case.
+// unitPattern matches the names of units in any case, letter by letter: JSON Schema has no flag for that.
 func unitPattern() string {
 	var b strings.Builder
 	for i, name := range ratelimit.UnitNames() {

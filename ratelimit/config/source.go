@@ -11,7 +11,8 @@ type Source interface {
 	// Read returns all current rules, in a fixed order. It returns [ErrNothingYet] until the first
 	// rules arrive.
 	Read() ([]Text, error)
-	// Watch loads the store each time that Read may return other rules than before. It blocks
+	// Watch loads the store each time that Read may return other rules than before: too often does no
+	// harm, because a store recognizes texts that it has. It blocks
 	// until ctx is done, and then returns nil. An error means that changes are no longer noticed.
 	// Read still works.
 	Watch(ctx context.Context, to *Store) error

@@ -28,7 +28,8 @@ type Status struct {
 // maxError bounds the bytes of [Status.Error].
 const maxError = 8 << 10
 
-// statuses keeps a Status. It is safe for concurrent use.
+// statuses keeps a Status. It is safe for concurrent use. Its lock is its own: a Store has another during a load, and
+// health checks read the status meanwhile.
 type statuses struct {
 	mu  sync.Mutex
 	now Status // guarded by mu
@@ -53,7 +54,8 @@ func (s *statuses) good() {
 	s.now.Failed = time.Time{}
 }
 
-// refuse notes bad rules of the source. If the error stays the same, its first time counts.
+// refuse notes bad rules of the source. If the error stays the same, its first time counts. A file that is bad for a
+// day has been so since the first look.
 func (s *statuses) refuse(why error) {
 	text := cut(why.Error(), maxError)
 	s.mu.Lock()
@@ -68,6 +70,7 @@ func (s *statuses) refuse(why error) {
 // logged is the maximum of changes that one load logs. Of the others, it logs the number.
 const logged = 20
 
+// logChanges logs what a load has changed: operators look for it after a rollout.
 func logChanges(log *slog.Logger, changes []Change) {
 	for i := range changes[:min(len(changes), logged)] {
 		c := &changes[i]

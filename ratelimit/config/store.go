@@ -17,12 +17,16 @@ import (
 // block. Its result stays valid.
 //
 // Guarantee: rules are only ever replaced by rules without a problem.
+//
+// A load is Load, of a source: read, recognize, compile (outside of any request), and one atomic store of the new
+// rules. Requests that have begun go on with the old ones, which nothing changes.
 type Store struct {
 	source  Source
 	options Options
 	log     *slog.Logger
+	// seed is of the fingerprints of texts. These are compared within one process only.
 	seed    maphash.Seed
-	current atomic.Pointer[Rules]
+	current atomic.Pointer[Rules] // in force; nil: none yet
 	loaded  atomic.Uint64
 	failed  atomic.Uint64
 	// Of [Reloads].
@@ -37,7 +41,7 @@ type Store struct {
 	lastGood string     // guarded by mu; file of the last good rules; "": none
 }
 
-// maxNames bounds the names that statistics take from requests.
+// maxNames bounds the names that statistics take from requests, of all rules and of all loads.
 const maxNames = 10_000
 
 // NewStore makes a store without rules. Load reads them.
@@ -73,8 +77,11 @@ func (s *Store) Refuse(err error) {
 	s.log.Error(cut(err.Error(), maxMessage), "event", "config_load_error")
 }
 
-// Load reads the source, and puts its rules in force if they are new and good. The error has all
-// problems. The previous rules then stay in force. It blocks while it reads files.
+// Load reads the source, and puts its rules in force if they are new and good. The error has all problems. The previous
+// rules then stay in force. It blocks while it reads files.
+//
+// Each look calls it, so that texts which were loaded, or refused, are recognized by their hash and cost no
+// compilation. After a failed read the same texts are loaded once more: the status must not stay bad.
 func (s *Store) Load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,9 +100,10 @@ func (s *Store) Load() error {
 		return err
 	}
 	s.unread = false
-	print := fingerprint(s.seed, texts) | 1
+	print := fingerprint(s.seed, texts) | 1 // 0 stands for none
 	if s.last == print {
-		if s.problem == nil { // also after a bad state between two reads, which was no load
+		// A refused push (Refuse) made the status bad in between, and changed no texts.
+		if s.problem == nil {
 			s.status.good()
 		}
 		return s.problem
@@ -119,6 +127,7 @@ func (s *Store) Load() error {
 		s.log.Warn("the config has no files: every request is OK", "source", s.source.String())
 	}
 	before := s.Rules()
+	// In force first: all below is for people, and for the next start.
 	s.useLocked(rules)
 	s.status.put(rules, s.source.String(), false)
 	s.status.good()
@@ -136,11 +145,12 @@ func (s *Store) Load() error {
 // ctx is done. An error means that changes are no longer noticed.
 func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
 
-// collectAbove is the size of files from which their garbage is collected at once. Smaller files
-// leave less garbage than a busy node makes in a second.
+// collectAbove is the size of files from which their garbage is collected at once. Otherwise that of a large load adds
+// to that of the next. Smaller files leave less garbage than a busy node makes in a second.
 const collectAbove = 128 << 10
 
-// fingerprint changes with a text's name or bytes.
+// fingerprint changes with a text's name or bytes. Lengths are written before them, so that a byte cannot move from one
+// text to the next unnoticed.
 func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -160,12 +170,14 @@ func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Pr
 	for _, t := range texts {
 		size += len(t.Data)
 	}
-	if size > collectAbove { // otherwise the garbage of a large load adds to that of the next
+	if size > collectAbove {
 		runtime.GC()
 	}
 	return rules, warnings, problems
 }
 
+// useLocked puts rules in force. Names that statistics have taken from requests are given back to the budget where the
+// new rules do not continue the counters.
 func (s *Store) useLocked(rules *Rules) {
 	for name, old := range s.Rules().orNone().counters {
 		for _, c := range old[min(len(old), len(rules.counters[name])):] {
@@ -185,9 +197,9 @@ func (s *Store) Status() Status {
 	return s.status.now
 }
 
-// KeepLastGood makes each successful load write its texts to a copy at path, for LoadLastGood
-// after a restart. Call it before the first load. The file must be outside of the rules directory,
-// or it is read as rules.
+// KeepLastGood makes each successful load write its texts to a copy at path, for LoadLastGood after a restart. Call it
+// before the first load. The file must be outside of the rules directory, or it is read as rules. The copy has the
+// texts, not the compiled rules: a later version may read them.
 func (s *Store) KeepLastGood(path string) error {
 	if tree, ok := s.source.(*Tree); ok && (tree.holds(path) || tree.holds(path+newCopy)) {
 		return fmt.Errorf("%s is in %s, from which rules are read: put it elsewhere", path, tree.Path)
@@ -210,9 +222,9 @@ func (s *Store) keepLocked(texts []Text) {
 	}
 }
 
-// LoadLastGood puts the copy's rules in force if the source's rules are bad or missing, with the
-// reason why. It checks them as usual. It does nothing without KeepLastGood, or if rules are in
-// force.
+// LoadLastGood puts the copy's rules in force if the source's rules are bad or missing, with the reason why. It checks
+// them as usual: another version wrote them, perhaps. It does nothing without KeepLastGood, or if rules are in force.
+// Its error is why, with what is wrong with the copy.
 func (s *Store) LoadLastGood(why error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,3 +1,6 @@
+// Rules in files. Read walks the tree and reads all of it; Watch (watch.go) calls it when something may have changed.
+// The bounds hold while it reads: a mistaken path, such as /, must neither fill the memory nor take minutes.
+
 package config
 
 import (
@@ -36,7 +39,8 @@ type Tree struct {
 
 	events func() (*fsnotify.Watcher, error) // nil: fsnotify.NewWatcher
 
-	last atomic.Value // target of Root at the last read; "" if the read failed
+	// last is the target of Root at the last read; "" if the read failed, so that the next look reads again.
+	last atomic.Value
 }
 
 // Read implements [Source]. A directory without files is not an error.
@@ -45,7 +49,7 @@ func (t *Tree) Read() ([]Text, error) {
 	w := t.walk()
 	err := w.all()
 	if err != nil {
-		to = "" // the next look reads again
+		to = ""
 	}
 	t.last.Store(to)
 	return w.files, err
@@ -62,14 +66,15 @@ func (t *Tree) swapped() string {
 	return resolveLinks(t.Root)
 }
 
-// changed reports whether the tree may have changed since the last read. If Root is a link, only its
-// swap counts.
+// changed reports whether the tree may have changed since the last read. If Root is a link, only its swap counts. Any
+// look at other trees reads them: only their bytes tell.
 func (t *Tree) changed() bool {
 	to := t.swapped()
 	return to == "" || to != t.last.Load()
 }
 
-// holds reports whether a file belongs to the tree, or would.
+// holds reports whether a file belongs to the tree, or would: the copy of the last good rules must not be read as
+// rules. The walk follows links, so a path outside can be in the tree.
 func (t *Tree) holds(path string) bool {
 	is, missing := os.Stat(path)
 	if file, err := os.Stat(t.Path); missing == nil && err == nil && os.SameFile(is, file) {
@@ -92,6 +97,7 @@ func absolute(path string) string {
 	return whole
 }
 
+// resolveLinks is the path without links; "" if there is no such file.
 func resolveLinks(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -104,7 +110,8 @@ func (t *Tree) walk() treeWalk {
 	return treeWalk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
 }
 
-// treeWalk reads a tree. It stops at the first bound.
+// treeWalk reads a tree. It stops at the first error or bound: then nothing is loaded, because a part of the rules is
+// none.
 type treeWalk struct {
 	tree  *Tree
 	caps  Caps
@@ -132,6 +139,8 @@ func (w *treeWalk) all() error {
 	return err
 }
 
+// dir reads a directory and all below it, each real one once: links can form cycles. Kubernetes mounts a ConfigMap as
+// links into ..data, which itself is a link to a directory that is swapped; its names begin with "..".
 func (w *treeWalk) dir(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -157,6 +166,7 @@ func (w *treeWalk) dir(path string) error {
 	return nil
 }
 
+// entry reads a file, or a directory. Pipes, sockets and devices are left out: to read one could block for ever.
 func (w *treeWalk) entry(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -178,8 +188,8 @@ func (w *treeWalk) entry(path string) error {
 	return nil
 }
 
-// names are the entries of a directory, in order. Directories count like files, which bounds both
-// their number and their nesting.
+// names are the entries of a directory, in order. Directories count like files, which bounds both their number and
+// their nesting. It reads one name beyond the bound at most: a directory can have millions.
 func (w *treeWalk) names(path string) ([]string, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -200,7 +210,8 @@ func (w *treeWalk) names(path string) ([]string, error) {
 	return names, nil
 }
 
-// read reads a file, up to the bounds, also if it grows meanwhile.
+// read reads a file, up to the bounds, also if it grows meanwhile. Bytes count as they are read, because the size that
+// a directory shows may be another by then.
 func (w *treeWalk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {

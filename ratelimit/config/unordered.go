@@ -22,8 +22,11 @@ func (d *Domain) MatchUnordered(entries []Entry, buf []byte) (*ratelimit.Rule, [
 	return d.Match(entries, buf)
 }
 
-// order permutes entries until a rule matches all of them. Without a match, they stay sorted, as
-// they came.
+// order permutes entries until a rule matches all of them. Without a match, they stay sorted, as they came.
+//
+// For each entry that this level matches, it moves that to the front, and orders the rest below. Two reversals are the
+// move: of a b c, c is to come first; reversed c b a, and without the first c a b. If nothing below matches, two
+// reversals restore the order, and the next entry is tried.
 func (l level) order(entries []Entry) bool {
 	for i := range entries {
 		n := l.find(&entries[i])

@@ -12,9 +12,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Watch implements [Source]. It looks at the files after events of the file system, and now and
-// then, because some file systems lose events, and some machines have none left to give. Loads keep
-// a [Pace] of at least Interval: faster changes share a load.
+// Watch implements [Source]. It looks at the files after events of the file system, and now and then, because some file
+// systems lose events, and some machines have none left to give. Loads keep a [Pace] of at least Interval: faster
+// changes share a load.
+//
+// The timer settle is due when a burst of events has ended, or when the pace allows the next load. An event during a
+// load waits at the watcher, so that no change is missed.
 func (t *Tree) Watch(ctx context.Context, to *Store) error {
 	log, events := cmp.Or(t.Log, slog.New(slog.DiscardHandler)), t.events
 	if events == nil {
@@ -23,6 +26,7 @@ func (t *Tree) Watch(ctx context.Context, to *Store) error {
 	w, err := events()
 	if err != nil { // as at fs.inotify.max_user_instances, which all containers of a machine share
 		log.Warn("no events of the file system: changes load late", "within", pollInterval, "error", err)
+		// Its channels are nil, and never ready: only the ticker looks.
 		w = &fsnotify.Watcher{}
 	} else {
 		defer w.Close()
@@ -47,7 +51,8 @@ func (t *Tree) Watch(ctx context.Context, to *Store) error {
 			}
 			settle.Reset(wait)
 			continue
-		case err := <-w.Errors: // mostly too many events: the next look finds the changes
+		// Mostly too many events, of which some are lost: this look finds the changes.
+		case err := <-w.Errors:
 			log.Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
@@ -68,10 +73,13 @@ func (t *Tree) Watch(ctx context.Context, to *Store) error {
 	}
 }
 
+// pollInterval is how long a change may wait on a file system without events, such as NFS. A look loads the rules only
+// if their texts are others.
 const pollInterval = 5 * time.Second
 
-// addAll watches every directory of the tree, and those of links to it, and no others. A directory
-// that cannot be watched is still looked at now and then.
+// addAll watches every directory of the tree, and those of links to it, and no others. A directory that cannot be
+// watched is still looked at now and then. It is called before each load: directories come and go, and a watch is of
+// the directory that had the name when it was added.
 func (t *Tree) addAll(w *fsnotify.Watcher) {
 	paths := []string{filepath.Dir(t.Path)}
 	if t.Root != "" {

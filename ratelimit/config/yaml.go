@@ -1,3 +1,7 @@
+// YAML as a tree with places. The library parses a document into nodes, and resolve copies these. Aliases and merges
+// are replaced by what they stand for, so that later steps have none to handle. Each value keeps the place where it is
+// written, also one that an alias brings.
+
 package config
 
 import (
@@ -21,6 +25,7 @@ type yamlValue struct {
 	items  []yamlValue // of a sequence
 }
 
+// yamlKind is the type of a value. The order counts: those up to boolean are scalars.
 type yamlKind uint8
 
 const (
@@ -38,6 +43,7 @@ var kindNames = [...]string{"nothing", "a string", "a whole number", "a number",
 // String names the kind, for errors.
 func (k yamlKind) String() string { return kindNames[k] }
 
+// yamlField is a key with its value. Fields keep the order of the file.
 type yamlField struct {
 	key   string
 	place Place
@@ -57,6 +63,7 @@ func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 			problems.add(Place{File: file}, "error loading config file: the YAML library failed on it: %v", r)
 		}
 	}()
+	// Before the library sees the text: it builds its tree as a whole.
 	n, beyond := caps.check(text, *left)
 	if beyond != "" {
 		problems.add(Place{File: file}, "error loading config file: %s", beyond)
@@ -64,9 +71,11 @@ func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 	}
 	documents := yaml.NewDecoder(bytes.NewReader(text))
 	r := resolver{file: file, lineless: from.Pushed, most: *left}
+	// A file costs its tokens, or what its aliases have made of it: up to two nodes of each token.
 	defer func() { *left = max(0, *left-max(n, r.nodes/2)) }()
 	v.place.File = file
 	found := false
+	// The library parses one document at a time, so that empty ones cost a turn each.
 	for range maxDocuments {
 		var doc yaml.Node
 		err := documents.Decode(&doc)
@@ -76,6 +85,7 @@ func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 		case err != nil:
 			r.syntax(text, err)
 			return yamlValue{}, r.problems
+		// Empty documents are as a Helm template leaves them, between two lines of ---.
 		case len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null":
 			continue
 		case found:
@@ -90,13 +100,14 @@ func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 	return v, r.problems
 }
 
-// The library's errors are texts.
+// The library's errors are texts, such as "yaml: line 3: mapping values are not allowed in this context". Those
+// about an anchor have no line.
 var (
 	atLine        = regexp.MustCompile(`^line (\d+): `)
 	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
-// syntax reports an error of the library.
+// syntax reports an error of the library, with a hint for the line, and the anchor's place if that is unknown.
 func (r *resolver) syntax(text []byte, err error) {
 	at := Place{File: r.file}
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
@@ -122,7 +133,7 @@ func lineOf(text []byte, number int) string {
 	return ""
 }
 
-// placeInText is the first place of a word.
+// placeInText is the first place of a word. It is an estimate: the word may also be in a comment before.
 func placeInText(file string, text []byte, word string) Place {
 	i := bytes.Index(text, []byte(word))
 	if i < 0 {
@@ -133,9 +144,12 @@ func placeInText(file string, text []byte, word string) Place {
 	return Place{file, bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(line) + 1}
 }
 
+// resolver copies the nodes of one file.
 type resolver struct {
 	file     string
 	lineless bool // places have no lines
+	// nodes counts copies so far, and most is how many tokens are left for the file. full is set beyond it: then all
+	// copying stops, and the problem is reported once.
 	nodes    int
 	most     int
 	full     bool
@@ -144,6 +158,7 @@ type resolver struct {
 	inMetadata bool
 }
 
+// place is where a node is written. A map's is its first key: that is where a reader looks.
 func (r *resolver) place(n *yaml.Node) Place {
 	if r.lineless {
 		return Place{File: r.file}
@@ -154,11 +169,11 @@ func (r *resolver) place(n *yaml.Node) Place {
 	return Place{r.file, n.Line, n.Column}
 }
 
-// resolve copies a node with its aliases resolved. Aliases make small files large, and can form
-// cycles: it counts nodes as it copies them, and bounds the depth.
+// resolve copies a node with its aliases resolved. Aliases make small files large, and can form cycles: it counts nodes
+// as it copies them, and bounds the depth. Beyond a bound it returns null values, quickly, for all that is left.
 func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 	v := yamlValue{place: r.place(n)}
-	// The parser makes up to two nodes of a token, and one document.
+	// The parser makes up to two nodes of a token, and one document: a key without a value has a node for nothing.
 	r.nodes++
 	if r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
@@ -177,6 +192,8 @@ func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 		r.entries(&v, n.Content, depth)
 	case yaml.SequenceNode:
 		v.kind = sequence
+		// The capacity is bounded: a list that an alias repeats must not allocate beyond the cap, which the copies then
+		// reach.
 		v.items = make([]yamlValue, 0, min(len(n.Content), 2*r.most+1-r.nodes))
 		for _, item := range n.Content {
 			if r.full {
@@ -197,11 +214,13 @@ func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 	return v
 }
 
-// kindOfTag has the kinds of scalars. All others are strings.
+// kindOfTag has the kinds of scalars, by the tags that the library gives to plain ones. All others are strings, also
+// times and binary data.
 var kindOfTag = map[string]yamlKind{"!!null": null, "!!int": integer, "!!float": number, "!!bool": boolean}
 
-// entries fills v from alternating keys and values. Merged fields (<<) apply unless v has them. Of
-// two merged fields, the first counts.
+// entries fills v from alternating keys and values. Merged fields (<<) apply unless v has them, wherever << stands. Of
+// two merged fields, the first counts. A key that is there twice is an error, with both places: YAML would take one of
+// the two limits.
 func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 	var merged []yamlField
 	known := make(map[string]Place, len(content)/2)
@@ -237,7 +256,8 @@ func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
 	}
 }
 
-// merge returns the fields of a map, or of a list of maps.
+// merge returns the fields of a map, or of a list of maps, that << names. Their values are copies, which count as those
+// of aliases do.
 func (r *resolver) merge(n *yaml.Node, depth int) []yamlField {
 	m := r.resolve(n, depth+1)
 	merged := m.fields
@@ -253,6 +273,7 @@ func (r *resolver) merge(n *yaml.Node, depth int) []yamlField {
 	return merged
 }
 
+// get is the field of a map; nil: it has none.
 func (v *yamlValue) get(key string) *yamlField {
 	for i := range v.fields {
 		if v.fields[i].key == key {
@@ -262,7 +283,8 @@ func (v *yamlValue) get(key string) *yamlField {
 	return nil
 }
 
-// syntaxHint is for a line that is no YAML, and its parser error.
+// syntaxHint is for a line that is no YAML, and its parser error. The line is the one that the parser names, which may
+// be behind the mistake.
 func syntaxHint(file, line, message string) string {
 	value := strings.TrimSpace(line)
 	if _, after, found := strings.Cut(value, ": "); found {
@@ -272,6 +294,7 @@ func syntaxHint(file, line, message string) string {
 	switch {
 	case strings.Contains(indent, "\t"):
 		return "; YAML allows no tabs in the indentation: use spaces"
+	// They begin an alias, an anchor, a directive, or nothing that YAML has.
 	case value != "" && strings.ContainsRune("*&%@`!", rune(value[0])):
 		return "; put a value that begins with " + value[:1] + " in quotes"
 	case strings.Contains(message, "',' or"):

@@ -64,6 +64,7 @@ func Of(r *ratelimit.Rule, nodes int, storage Storage) Bounds {
 		b.OnOutage = outage(r, StoreOutage, nodes)
 		b.OnLoss = lossShare(r)
 	}
+	// Other modes start from the bounds of leasing, and change what differs.
 	if of, is := modes[r.Coordination.Mode]; is && !r.RefusesAll() {
 		b = of.bounds(r, nodes, storage, b)
 	}
@@ -81,6 +82,7 @@ func edgesOf(r *ratelimit.Rule, b *Bounds) Amount {
 	return edges
 }
 
+// debt is until when charges beyond the limit count. Holds settle after the fact, also under on_deny: refund.
 func debt(r *ratelimit.Rule) DebtLasts {
 	switch {
 	case r.Coordination.OnDeny == ratelimit.DenyRefunds && r.Hold == nil:
@@ -91,6 +93,8 @@ func debt(r *ratelimit.Rule) DebtLasts {
 	return UntilRefilled
 }
 
+// over is what silent nodes can cause where others reclaim their tokens: each may have spent one lease that it had not
+// reported.
 func over(r *ratelimit.Rule, nodes int) (o Over) {
 	if r.Reclaims() {
 		o.EachSilent = r.LeaseAhead()
@@ -127,10 +131,13 @@ func under(r *ratelimit.Rule) Under {
 	return u
 }
 
+// wait is for the store, at most for the rule's deadline.
 func wait(r *ratelimit.Rule) Wait { return Wait{For: StoresAnswer, Longest: r.Coordination.Deadline()} }
 
-// storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of
-// its time is over, at the earliest. One with a fixed size is renewed when half of it is spent, at the earliest.
+// storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of its time
+// is over, at the earliest. One with a fixed size is renewed when half of it is spent, at the earliest. Leases near the
+// end of a budget are parts of the rest, so that their number grows with its logarithm. bench/sim compares the sum with
+// the claims of fleets in virtual time.
 func storeOps(r *ratelimit.Rule, nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{
@@ -150,6 +157,7 @@ func storeOps(r *ratelimit.Rule, nodes int) StoreOps {
 	return s
 }
 
+// outage is what a node admits by on_store_failure, in each window in which neither the store nor the owner answers.
 func outage(r *ratelimit.Rule, of OutageOf, nodes int) Outage {
 	c := &r.Coordination
 	o := Outage{Of: of, Policy: c.OnStoreFailure, Nodes: nodes}

@@ -50,6 +50,7 @@ func HoldOf(r *ratelimit.Rule) (b HoldBounds, ok bool) {
 		b.Least, b.Most = h.Amount, h.Amount
 		b.Over += fmt.Sprintf("; 0 where no request costs more than %d", h.Amount)
 	case ratelimit.HoldRequest:
+		// A request can state less than it costs.
 		b.Least = 0
 		b.Over += "; 0 where no request costs more than its hits_addend"
 		if h.Max > 0 {

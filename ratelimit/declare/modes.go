@@ -47,6 +47,8 @@ func approx(r *ratelimit.Rule, _ int, storage Storage, b Bounds) Bounds {
 	return b
 }
 
+// doubtApprox is about settings with which approx waits like leasing: shares below a token, and a check_timeout that is
+// never over before the deadline.
 func doubtApprox(r *ratelimit.Rule) (doubts []string) {
 	c, limit := &r.Coordination, r.Limit.Capacity()
 	if r.DriftShare() < 1 {

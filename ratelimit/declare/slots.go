@@ -2,7 +2,8 @@ package declare
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
-// slots states the bounds of a concurrency limit.
+// slots states the bounds of a concurrency limit. A slot is taken and given back by an operation each. After a loss of
+// data, requests in flight do not count: the limit once more.
 func slots(r *ratelimit.Rule, nodes int, storage Storage) Bounds {
 	limit := r.Limit.Requests
 	b := Bounds{Under: Under{Slots: limit, Lasts: r.Limit.Period()}}

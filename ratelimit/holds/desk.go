@@ -42,7 +42,7 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 			break
 		}
 		result = ratelimit.HoldReplayed
-		// A request may hold of one budget twice: each part is for one settlement.
+		// A request may hold of one budget twice: each part is for one settlement, and a used one leads to the next.
 		switch d.settled.mark(h.id, i, h.at, now) {
 		case marked:
 			return Held{h.amounts[i], at, h.slot}, ratelimit.SettledCost

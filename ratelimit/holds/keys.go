@@ -25,6 +25,7 @@ const (
 // key is a secret, as the hashes that it keys.
 type key struct{ macs sync.Pool }
 
+// newKey derives the key of holds from a secret.
 func newKey(secret []byte) *key {
 	// The secret may serve others, too (PEER_SECRET): none can be taken for what the others sign.
 	derived := hmac.New(sha256.New, secret)

@@ -25,6 +25,7 @@ const mostBack = 60
 // mostSettled are the holds of a generation: some 20 MB when it is full.
 const mostSettled = 1 << 19
 
+// mark is what becomes of a part: it is marked now, was so before, or may have been, because older ones are dropped.
 type mark uint8
 
 const (

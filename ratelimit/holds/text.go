@@ -11,12 +11,13 @@ import (
 
 // Sizes of a hold, in bytes.
 const (
-	version     = 1
-	header      = 1 + 4 + 6
-	tagSize     = 4
-	macSize     = 12
-	maxBytes    = 72
-	MaxText     = maxBytes / 3 * 4
+	version  = 1
+	header   = 1 + 4 + 6
+	tagSize  = 4
+	macSize  = 12
+	maxBytes = 72
+	MaxText  = maxBytes / 3 * 4
+	// maxParts is how many parts fit. Invariant: a memory has a bit for each, of 16.
 	maxParts    = (maxBytes - header - macSize) / (tagSize + 1)
 	leastBytes  = header + tagSize + 1 + macSize
 	forTag      = 1
@@ -39,6 +40,8 @@ func NewSlot() uint64 { return max(1, rand.Uint64()>>16) }
 // Append appends a hold to b, of a number from NewSlot. at is an instant in the windows in which its parts were
 // charged, in seconds since the Unix epoch. It returns how many parts there was room for: the first ones; 0, and
 // nothing is appended, where there is no key.
+//
+// The bytes are built on the stack: the header, then each part while it and the MAC fit, then the MAC of all before it.
 func (k *Keys) Append(b []byte, slot uint64, at int64, parts []Part) ([]byte, int) {
 	keys := k.get()
 	if len(keys) == 0 || at < 0 || at > mostInstant {
@@ -47,7 +50,7 @@ func (k *Keys) Append(b []byte, slot uint64, at int64, parts []Part) ([]byte, in
 	var room [maxBytes + 32]byte
 	raw := append(room[:0], version)
 	raw = binary.BigEndian.AppendUint32(raw, uint32(at))
-	raw = append(raw, binary.BigEndian.AppendUint64(nil, slot)[2:]...)
+	raw = append(raw, binary.BigEndian.AppendUint64(nil, slot)[2:]...) // the nonce, of 48 bits
 	written := 0
 	for _, p := range parts {
 		var amount [binary.MaxVarintLen64]byte
@@ -66,7 +69,8 @@ func (k *Keys) Append(b []byte, slot uint64, at int64, parts []Part) ([]byte, in
 	return text.AppendEncode(b, raw), written
 }
 
-// tag is of a budget, in the hold that begins as raw does: it says nothing about the budget elsewhere.
+// tag is of a budget, in the hold that begins as raw does. It depends on the header, so that the same budget has
+// another tag in each hold, and a reader of answers learns nothing from it.
 func (k *key) tag(raw, budget []byte) []byte {
 	return k.sum(nil, forTag, raw[:header], budget)[:tagSize]
 }
@@ -76,14 +80,15 @@ type hold struct {
 	key     *key
 	raw     [maxBytes]byte
 	at      int64
-	id      uint64 // by which it is remembered
+	id      uint64 // by which it is remembered: the beginning of its MAC
 	slot    uint64
 	amounts [maxParts]ratelimit.Tokens
 	tags    [maxParts][]byte // in raw
 	parts   int
 }
 
-// read reads a hold; false: it is none of this fleet's.
+// read reads a hold; false: it is none of this fleet's. It tries each key, and compares in constant time. After that
+// the bytes are trusted: a node of this fleet wrote them.
 func (k *Keys) read(s string, h *hold) bool {
 	// Nothing is decoded of what cannot be one.
 	if len(s) > MaxText || len(s) == 0 {

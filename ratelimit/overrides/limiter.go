@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
-// Limiter has a base decide by rules with the limits that keys have by overrides. It is safe for concurrent use.
+// Limiter has a base decide by rules with the limits that keys have by overrides. It is safe for concurrent use. Look,
+// Reset and Hottest are about the limit in force, too; the rest of the base is as it is.
 type Limiter struct {
 	ratelimit.NodeLimiter // by the rules that it gets
 
@@ -22,6 +23,7 @@ type Limiter struct {
 	rules map[ruleKey]*ratelimit.Rule
 }
 
+// ruleKey is a derived rule: a rule of the configuration, and the limit by which it decides instead.
 type ruleKey struct {
 	of    *ratelimit.Rule
 	limit ratelimit.Limit
@@ -43,7 +45,7 @@ func NewLimiter(
 }
 
 // Decide implements [ratelimit.Limiter]. Of its own, it does not block. It allocates where an override counts the first
-// time under a rule.
+// time under a rule. Verdicts of keys with an override have its limit, by which answers are written.
 func (l *Limiter) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
@@ -72,7 +74,8 @@ func (l *Limiter) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []r
 	l.done(own)
 }
 
-// under is asks under the rules in force; nil: all are under their own.
+// under is asks under the rules in force; nil: all are under their own. The caller's asks stay as they are: it reads
+// its own rules after the decision. So the first key with an override copies all.
 func (l *Limiter) under(now ratelimit.Instant, asks []ratelimit.Ask) (own *scratch) {
 	if l.table.Empty() {
 		return nil
@@ -91,13 +94,16 @@ func (l *Limiter) under(now ratelimit.Instant, asks []ratelimit.Ask) (own *scrat
 	return own
 }
 
+// done gives a scratch back to the pool.
 func (l *Limiter) done(own *scratch) {
 	clear(own.asks) // keys and rules are their owners'
 	own.asks = own.asks[:0]
 	l.pool.Put(own)
 }
 
-// rule is the rule in force for an ask.
+// rule is the rule in force for an ask. The derived rule is kept at the key's record, so that a request makes no rule,
+// and takes no lock of the limiter. It is derived anew when the key comes under another rule: after a reload, or
+// because rules of two units match it in turn.
 func (l *Limiter) rule(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.Rule {
 	if a.Rule.Override { // a limit that the request brought counts before
 		return a.Rule
@@ -114,7 +120,8 @@ func (l *Limiter) rule(now ratelimit.Instant, a *ratelimit.Ask) *ratelimit.Rule 
 	return d.is
 }
 
-// derive is a rule with the limit of an override.
+// derive is a rule with the limit of an override; the rule itself if there is none. Keys with the same limit share one:
+// 100,000 keys would need as many copies of a rule.
 func (l *Limiter) derive(of *ratelimit.Rule, o *ratelimit.Override) *ratelimit.Rule {
 	if o == nil {
 		return of
@@ -129,6 +136,7 @@ func (l *Limiter) derive(of *ratelimit.Rule, o *ratelimit.Override) *ratelimit.R
 	if l.rules == nil || len(l.rules) >= mostRules {
 		l.rules = map[ruleKey]*ratelimit.Rule{}
 	}
+	// Counters, metadata and all else are those of the rule.
 	is := *of
 	is.Limit = key.limit
 	if is.Limit.Requests == 0 { // an outage lifts no ban

@@ -27,7 +27,11 @@ type Override struct {
 	Key string
 }
 
-// stored is the value of a record.
+// stored is the value of a record, as JSON:
+//
+//	{"limit":500,"per":"per minute","by":"ann","why":"ticket 17"}
+//
+// Its key is a DescriptorKey, and its end is the record's.
 type stored struct {
 	Limit ratelimit.Tokens `json:"limit"` // -1: unlimited
 	Per   string           `json:"per"`
@@ -38,6 +42,7 @@ type stored struct {
 
 const isUnlimited = -1
 
+// decode reads a value, and refuses one that no Book writes: another version of Sluice, or a person, may have.
 func decode(r *table.Record) (s stored, err error) {
 	d := json.NewDecoder(bytes.NewReader([]byte(r.Value)))
 	d.DisallowUnknownFields()
@@ -51,7 +56,8 @@ func decode(r *table.Record) (s stored, err error) {
 	return s, nil
 }
 
-// limit is what a node keeps of an override for its decisions.
+// limit is what a node keeps of an override for its decisions: few bytes, because there may be 100,000. Its period is a
+// handle, which is shared by all with the same.
 type limit struct {
 	requests ratelimit.Tokens // or isUnlimited
 	ends     ratelimit.LedgerTime
@@ -59,7 +65,7 @@ type limit struct {
 	derived  atomic.Pointer[derived]
 }
 
-// derived is a rule with an override's limit.
+// derived is a rule with an override's limit, as a key needed it last. It is immutable.
 type derived struct {
 	of *ratelimit.Rule
 	is *ratelimit.Rule // of, if the override does not count under it
@@ -79,7 +85,8 @@ func (x *limit) in(rule *ratelimit.Rule) *ratelimit.Override {
 	return counts(o, x.per.Value(), rule)
 }
 
-// counts is an override for a period, if it counts under a rule; else nil.
+// counts is an override for a period, if it counts under a rule; else nil. A number for another period would be another
+// rate: a limit of 100 a day must not become 100 a second when the rule's unit changes.
 func counts(o *ratelimit.Override, per string, rule *ratelimit.Rule) *ratelimit.Override {
 	if o.Bans() || rule.WhyNoOverrides() == "" && (o.Unlimited || per == rule.Limit.Per()) {
 		return o
@@ -109,6 +116,7 @@ func (b *Book) Get(key []byte) (o Override, ok bool) {
 	return read(&r), true
 }
 
+// read is a record as people see it.
 func read(r *table.Record) Override {
 	s, _ := decode(r) // the table has no other records
 	return Override{
@@ -120,7 +128,8 @@ func read(r *table.Record) Override {
 	}
 }
 
-// All are the overrides in force, in the order of their keys, that come after one.
+// All are the overrides in force, in the order of their keys, that come after one. The list is made at once, and what
+// ends meanwhile is left out.
 func (b *Book) All(after string) iter.Seq[Override] {
 	return func(yield func(Override) bool) {
 		for _, r := range b.Table.After(after) {
@@ -170,6 +179,7 @@ func (b *Book) Set(ctx context.Context, key []byte, o *Override, expected table.
 		if o.Unlimited {
 			s.Limit = isUnlimited
 		}
+		// A digest does not say its descriptor.
 		if r.Key[0] == 0xff {
 			s.Of = o.Of
 		}
@@ -179,6 +189,7 @@ func (b *Book) Set(ctx context.Context, key []byte, o *Override, expected table.
 		}
 		r.Value, r.Ends = string(value), o.Expires
 	}
+	// Texts are bounded before, so only Of can be too long.
 	if len(r.Value) > table.MostValue {
 		return Override{}, errors.New("the descriptor is too long for an override")
 	}

@@ -8,10 +8,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// mostActions bounds the actions of an answer, roughly: further ones wait for the next.
+// mostActions bounds the actions of an answer, roughly: further ones wait for the next. It also bounds the asks of a
+// call of the limiter, except at a turn of windows, which has one for each bucket of the stream.
 const mostActions = 256
 
-// mostRefusals is the size of a waiting answer that takes no more refusals of buckets, in bytes.
+// mostRefusals is the size of a waiting answer that takes no more refusals of buckets, in bytes. A refused bucket has
+// no state here, so each report of it adds an action.
 const mostRefusals = 16 << 10
 
 // never is the fill interval of a bucket that does not refill: a year, for one token.
@@ -28,7 +30,8 @@ const (
 // Actions are written as they are decided, one after the other: each is field 1 of a
 // RateLimitQuotaResponse. id is field 1 of the action (appendID).
 
-// appendAssignment writes an assignment, whose strategy appends itself.
+// appendAssignment writes an assignment, whose strategy appends itself: bucket_id (1), and a quota_assignment_action
+// (2) with assignment_time_to_live (2) and rate_limit_strategy (3).
 func appendAssignment(b, id []byte, ttl time.Duration, strategy func([]byte) []byte) []byte {
 	return wire.AppendMessage(b, 1, func(b []byte) []byte {
 		return wire.AppendMessage(append(b, id...), 2, func(b []byte) []byte { // quota_assignment_action

@@ -1,3 +1,11 @@
+// Windows and leases of a session. After each message, acknowledgement or wake, work does what is due:
+//
+//	turn     windows that are over: what Envoys may still have is charged to the next (look)
+//	simple   buckets without a budget: all, or nothing, or to be dropped
+//	assign   the others: what there is (look), how much each gets (want), its charge (take), and the message (grant)
+//
+// Tokens are charged before an Envoy gets them. Only Holding decides when they may be credited.
+
 package rlqs
 
 import (
@@ -9,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
-// demand is the charge that a bucket needs.
+// demand is the charge that a bucket needs. 0 tokens are a grant of nothing, which needs no charge.
 type demand struct {
 	*bucket
 	tokens tokens
@@ -71,7 +79,9 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	return false
 }
 
-// turn ends the windows that are over, and charges to the next ones what Envoys may still have of them.
+// turn ends the windows that are over, and charges to the next ones what Envoys may still have of them. A bucket that
+// can wait for its next report is not looked at. With thousands of silent buckets, each turn would cost a call of the
+// limiter for all of them.
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.buckets {
@@ -102,7 +112,8 @@ func (s *Session) turnOf(b *bucket) instant {
 	return b.windowEnd.Add(time.Duration(s.phase * float64(all)))
 }
 
-// look asks what there is of the buckets' budgets, and enters windows that have begun.
+// look asks what there is of the buckets' budgets, and enters windows that have begun. The budgets are those of before
+// the charges for what is carried.
 func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget {
 	budgets := s.budgets(ctx, now, of)
 	var carried []demand
@@ -159,6 +170,7 @@ func (b *bucket) refilling(now instant) budget {
 // window: its verdict has the time until that is paid. Without a ledger, only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	l := &b.offer.asking.Limit
+	// The usual case is a ledger that answered: its window ends at its clock, which others share.
 	owes := v.OverLimit && l.Algorithm == ratelimit.SlidingWindow
 	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 && !owes {
 		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.offer.asking)}
@@ -175,7 +187,8 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at)), limit: l}
 }
 
-// assign grants leases to buckets that need one.
+// assign grants leases to buckets that need one. The budgets of all are asked in one call of the limiter, and their
+// demands charged in another.
 func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	budgets := s.look(ctx, now, of)
 	demands, ends := s.scratch.demands[:0], s.scratch.ends[:0]
@@ -196,7 +209,8 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	}
 }
 
-// want is the size of a bucket's next lease.
+// want is the size of a bucket's next lease. A bucket that is to be dropped goes through leaving first: DENY_ALL, its
+// acknowledgement and a report after that, then the abandonment.
 func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool) {
 	switch {
 	// Its Envoy has applied DENY_ALL, and has no tokens of earlier leases: now it may drop the bucket.
@@ -211,6 +225,8 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		b.leaving = silenced
 		return 0, true
 	}
+	// The rest is divided among the streams of this node, by their needs. Other nodes have leases of their own at the
+	// ledger.
 	holders, perSec := b.pool.sums()
 	asking := *b.offer.asking
 	asking.Limit = *of.limit
@@ -238,6 +254,7 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 		s.credit(now, b, got)
 		return
 	}
+	// Its message is the next answer: only one is under way, and that is acknowledged (work).
 	ttl := sublease.TTL(now, ends)
 	// Without this first action Envoy would scale the rest of the bucket before, or keep it (see the package's doc).
 	s.allOrNothing(b.subject.id, nothing, denial(now, ends))
@@ -256,7 +273,8 @@ func denial(now, ends instant) time.Duration {
 	return (ends.Sub(now) + time.Second).Truncate(time.Second)
 }
 
-// take charges the available part of the demand, and returns the part of each, until it is called again.
+// take charges the available part of the demand, and returns the part of each, until it is called again. A demand that
+// is refused is charged the rest instead, so that the last tokens are used.
 func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	x := s.scratch
 	x.got = sized(x.got, len(of))
@@ -276,8 +294,9 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	return x.got
 }
 
-// spend decides the asks of x, and once more those for less that were refused with a rest. use gets each verdict, with
-// whose it is.
+// spend decides the asks of x, and once more those for less that were refused with a rest: their rule refunds denials,
+// so that a refusal has taken nothing. use gets each verdict, with whose it is; of one ask, it may be called twice. The
+// second call can be refused as well, where others took the rest.
 func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of int, v *ratelimit.Verdict)) {
 	for range 2 {
 		if len(x.asks) == 0 {

@@ -42,8 +42,8 @@ type state struct {
 	leaving leaving
 }
 
-// published is what others see of a bucket. Its own stream writes it, under the mu of the pool that
-// the bucket has, and may read it without.
+// published is what others see of a bucket, in its pool. Its own stream writes it, under the mu of the pool that the
+// bucket has, and may read it without. It is a copy, because holding has no lock.
 type published struct {
 	perSecond                float64
 	charged, inUse, unproven tokens
@@ -70,7 +70,8 @@ func (p *payment) verdict(n tokens) ratelimit.Verdict {
 	return ratelimit.Verdict{Source: p.source, Charged: n, Window: p.window}
 }
 
-// serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key stay charged.
+// serve finds the rule in force for a bucket, and joins the holders of its key. Where the key or the kind of service
+// changes, the holding begins anew, and tokens of before stay charged. Where only the limit changes, it goes on.
 func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// Rules are built anew only when they change.
 	if b.matched == b.of.generation {
@@ -165,14 +166,15 @@ func (b *bucket) canWait(now instant) bool {
 	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)
 }
 
-// exactly selects how leases are requested from now on.
+// exactly notes how scarce its budget is, which selects how leases are requested from now on (ask).
 func (b *bucket) exactly(of *budget) {
 	limit := of.limit.Capacity()
 	b.short = of.left < limit/exactBelow
 	b.scarce = !b.refills() && of.left < limit/scarceBelow
 }
 
-// ask is a question for the bucket's budget.
+// ask is a question for the bucket's budget. Where tokens are short, the rule is exact: the node's limiter then takes
+// from the ledger only what this lease needs, and keeps none for the next.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
 	rule := b.offer.asking
 	if b.short || b.refills() {

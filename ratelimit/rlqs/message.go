@@ -1,3 +1,9 @@
+// Messages of Envoys. Field numbers are those of envoy/service/rate_limit_quota/v3/rlqs.proto:
+//
+//	RateLimitQuotaUsageReports   domain 1, bucket_quota_usages 2
+//	BucketQuotaUsage             bucket_id 1, time_elapsed 2, num_requests_allowed 3, num_requests_denied 4
+//	BucketId                     a map, whose entries are messages: key 1, value 2
+
 package rlqs
 
 import (
@@ -61,6 +67,7 @@ func eachReport(message []byte, r *report, take func(*report) error) error {
 	})
 }
 
+// read reads a BucketQuotaUsage into r, in place of the report before. A time below 0 counts as unknown.
 func (r *report) read(b []byte) error {
 	r.Usage = sublease.Usage{}
 	r.count = 0
@@ -87,6 +94,7 @@ func (r *report) read(b []byte) error {
 // counted is a number of requests. One that no Envoy can have counted must not overflow a sum.
 func counted(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
 
+// readElapsed reads a google.protobuf.Duration. If it comes twice, the parts are joined, as in any message.
 func (r *report) readElapsed(b []byte) error {
 	return wire.Each(b, "time_elapsed", bad, func(f wire.Field) error {
 		switch {
@@ -99,6 +107,7 @@ func (r *report) readElapsed(b []byte) error {
 	})
 }
 
+// readID reads a BucketId. Entries beyond the bound are noted and dropped, so that a report has a fixed size.
 func (r *report) readID(b []byte) error {
 	return wire.Each(b, "bucket_id", bad, func(f wire.Field) error {
 		if !f.IsBytes(1) {
@@ -119,7 +128,8 @@ func (r *report) readID(b []byte) error {
 	})
 }
 
-// put adds an entry. It is a map on the wire: a key that comes twice has its last value.
+// put adds an entry, in the order of keys, so that equal BucketIds have one canonical name. It is a map on the wire: a
+// key that comes twice has its last value.
 func (r *report) put(e config.Entry) {
 	at, found := slices.BinarySearchFunc(r.entries[:r.count], e.Key, func(of config.Entry, key string) int {
 		return strings.Compare(of.Key, key)

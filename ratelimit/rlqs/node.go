@@ -37,7 +37,7 @@ type Source struct {
 	ShadowMode bool             // Envoys let everything pass
 }
 
-// Node is what all streams of a process share. It is safe for concurrent use.
+// Node is what all streams of a process share. It is safe for concurrent use. Its mu is taken before that of a pool.
 type Node struct {
 	stats    Stats
 	sessions atomic.Uint64 // made so far
@@ -65,7 +65,8 @@ func NewNode(s Source, o Options) *Node {
 // Stats are the node's counts.
 func (n *Node) Stats() *Stats { return &n.stats }
 
-// pool is what a node's streams have of one key. It is safe for concurrent use.
+// pool is what a node's streams have of one key. It is safe for concurrent use. The sums say how a budget is to be
+// divided (sublease.Budget), and people see the holders.
 type pool struct {
 	key     string
 	account []byte // the same, for asks; it is not written to
@@ -146,6 +147,7 @@ func (s *pool) set(b *bucket, is published) {
 	b.published = is
 }
 
+// sums are the number of holders, and how many requests a second all of them have.
 func (s *pool) sums() (holders int, perSec float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

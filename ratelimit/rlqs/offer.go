@@ -52,6 +52,7 @@ func (n *Node) offerOf(rules *config.Rules, rule *ratelimit.Rule) *offer {
 	return t
 }
 
+// serviceOf is serviceOf of the rule, except that in SHADOW_MODE all pass.
 func (n *Node) serviceOf(rule *ratelimit.Rule) service {
 	if n.source.ShadowMode {
 		return allowAll

@@ -37,6 +37,7 @@ func (s *Session) begin() {
 	s.scratch.next = append(s.scratch.next[:0], s.next...)
 }
 
+// end gives the scratch back to the node, and keeps the answer that waits.
 func (s *Session) end() {
 	x := s.scratch
 	s.scratch = nil

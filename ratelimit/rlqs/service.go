@@ -1,3 +1,6 @@
+// The gRPC side. A stream has two goroutines: run drives the session, and read waits for one message at a time. When a
+// stream ends, close hands its debts to one goroutine of the process, which settles them when they are due.
+
 package rlqs
 
 import (
@@ -32,7 +35,8 @@ type Service struct {
 	slots, large, draining chan struct{}
 	drain                  sync.Once
 	owed                   debts
-	messages               sync.Pool // unused ones
+	// messages are unused ones, *incoming. A reader takes one before it waits, so each open stream has one.
+	messages sync.Pool
 }
 
 // debts are those of streams that have ended.
@@ -43,7 +47,8 @@ type debts struct {
 }
 
 // mostDebts is how many debts of ended streams a process remembers; those beyond are counted as uncovered. debtsAtOnce
-// are settled by one call of the limiter, and debtsEvery is the longest time between two looks.
+// are settled by one call of the limiter, and debtsEvery is the longest time between two looks. It bounds how late a
+// debt is that comes while the goroutine sleeps.
 const mostDebts, debtsAtOnce, debtsEvery = 100_000, 256, 100 * time.Millisecond
 
 // NewService makes a service that serves until Drain.
@@ -114,15 +119,20 @@ func nameOf(ctx context.Context) string {
 	return ""
 }
 
-// exchange is one stream that is being served.
+// exchange is one stream that is being served. read writes came while run waits for its message; the channel orders
+// them.
 type exchange struct {
 	service *Service
 	stream  grpc.ServerStream
 	talk    *transport.Talk
 	session *Session
 	pace    *rate.Limiter
-	came    instant // the last message, at the earliest
-	waits   bool    // bytes of the next message were there before it was read
+	// came is when the last message came, at the earliest. A report counts as sent after an acknowledgement only if it
+	// came after that.
+	came instant
+	// waits reports whether bytes of the next message were there before it was read. Then it may have come with the
+	// last one, and came stays.
+	waits bool
 }
 
 // run handles what comes, in one goroutine; another reads.
@@ -139,6 +149,7 @@ func (e *exchange) run() error {
 	for {
 		e.wakeIn(timer)
 		select {
+		// The reader of the next message begins when this one is handled: at most one is in memory.
 		case m := <-reads:
 			if m.err != nil {
 				return m.err
@@ -173,7 +184,8 @@ func (e *exchange) run() error {
 	}
 }
 
-// take handles a message.
+// take handles a message. A large one waits for its turn, so that a few of them do not keep all processors from calls
+// of RLS.
 func (e *exchange) take(ctx context.Context, m *incoming) error {
 	s := e.service
 	defer s.release(m)
@@ -216,6 +228,7 @@ func (s *Service) release(m *incoming) {
 	}
 }
 
+// wakeIn sets the timer to the session's next event.
 func (e *exchange) wakeIn(timer *time.Timer) {
 	d := time.Hour // only a value for the timer: there is nothing to wake up for
 	if next := e.session.Next(); next != 0 {
@@ -224,6 +237,7 @@ func (e *exchange) wakeIn(timer *time.Timer) {
 	timer.Reset(d)
 }
 
+// asStatus is the status with which a stream ends.
 func asStatus(err error) error {
 	// A message that makes no sense would be repeated in vain at another node. Other errors pass,
 	// or are this node's: there Unavailable has the Envoy ask another.

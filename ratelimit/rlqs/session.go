@@ -45,13 +45,17 @@ type Session struct {
 	// Waited is for how long the message of the next Reports may have been at this node.
 	Waited time.Duration
 	node   *Node
-	phase  float64 // among all streams when a window turns, from 0 to 1
+	// phase is the session's place among all streams when a window turns, from 0 to 1: they take turns (turnOf).
+	phase  float64
 	domain string
-	rules  *config.Rules // of the last message
+	// rules are those in force at the last message. Buckets are served anew by the next message after a change.
+	rules *config.Rules
 	// generation counts these, so that a bucket shows whether it was served by them.
 	generation uint32
-	buckets    []*bucket // by canonical name
-	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has.
+	// buckets are sorted by the canonical name of their subject, for placeOf.
+	buckets []*bucket
+	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has. While
+	// something is handled, it is in scratch.next.
 	next    []byte
 	actions int
 	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
@@ -79,8 +83,11 @@ func bad(format string, args ...any) error {
 
 var errNoRules = errors.New("no rate limit configuration loaded")
 
-// Reports handles a message, a RateLimitQuotaUsageReports, which is not kept. An error ends the
-// stream: a *BadReportError is the caller's; otherwise there are no rules yet.
+// Reports handles a message, a RateLimitQuotaUsageReports, which is not kept. An error ends the stream: a
+// *BadReportError is the caller's; otherwise there are no rules yet.
+//
+// The steps: the domain, which is that of the stream; each report (reported), in the order of the message; and what is
+// due (work). Usage without a grant is charged meanwhile. A message with a mistake is handled up to that.
 func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []byte) error {
 	rules := s.node.source.Rules()
 	// Without rules each bucket would look as if nothing limited it, and be let through.
@@ -131,7 +138,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	return err
 }
 
-// reported handles one report of a message, and returns the usage without a possible grant.
+// reported handles one report of a message, and returns the usage without a possible grant. b is nil for a bucket that
+// is refused, or is being dropped.
 func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bucket, excess tokens, err error) {
 	b, err = s.bucket(r)
 	if err != nil {
@@ -147,13 +155,16 @@ func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bu
 	}
 	// The rules may have changed since the last report, and with them how the bucket is served.
 	b.serve(s.node, s.rules, domain)
+	// serve has found that its rule is gone.
 	if b.leaving == abandoned {
 		return nil, 0, nil
 	}
 	return b, s.report(now, b, r.Usage), nil
 }
 
-// bucket finds a bucket, or subscribes to it; nil: the stream or the node has as many as it may.
+// bucket finds a bucket, or subscribes to it; nil: the stream or the node has as many as it may. Then its Envoy gets
+// DENY_ALL, or with SHADOW_MODE ALLOW_ALL, for a minute, and must drop the bucket when it is idle. An error is of a
+// BucketId out of bounds.
 func (s *Session) bucket(r *report) (*bucket, error) {
 	name := appendName(s.scratch.name[:0], r.id())
 	s.scratch.name = name
@@ -224,9 +235,9 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	return o.Excess
 }
 
-// credit gives back tokens that are proven dead.
+// credit gives back tokens that are proven dead, by an Undo of their charge. At most the charges of the present window:
+// those of an earlier one ended with it.
 func (s *Session) credit(now instant, b *bucket, c tokens) {
-	// Undo takes back in the window of the payment only; a payment of an earlier one is over.
 	c = min(c, b.paid.tokens)
 	if c <= 0 {
 		return
@@ -237,7 +248,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 	s.node.stats.Credited.Add(uint64(c))
 }
 
-// Acked records that the Envoy has received all answers up to one, counted from 1.
+// Acked records that the Envoy has received all answers up to one, counted from 1. Buckets that it must drop are
+// dropped here: it has read that. Then the next answer may go out.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
 	// Only sent answers can have been acknowledged, and acknowledgements may repeat themselves.
 	upto = min(upto, s.sent)
@@ -260,14 +272,14 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	s.work(ctx, now)
 }
 
-// Wake records that Next has come.
+// Wake records that Next has come. Then a window has ended, or the Envoy is stuck, which the driver asks first.
 func (s *Session) Wake(ctx context.Context, now ratelimit.Instant) {
 	s.begin()
 	defer s.end()
 	s.work(ctx, now)
 }
 
-// Next is when Wake is due at the latest; 0: there is nothing to wake up for.
+// Next is when Wake is due at the latest; 0: there is nothing to wake up for. It visits all buckets.
 func (s *Session) Next() ratelimit.Instant {
 	var next instant
 	sooner := func(t instant) {
@@ -329,6 +341,8 @@ func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	return debts
 }
 
+// debts are the corrections of a bucket whose stream has ended. What its Envoy may spend in the next window is charged
+// there. With reclaim, what it cannot spend any more is given back in this one.
 func (b *bucket) debts(now instant) (debts []Debt) {
 	crossing, unspent, expires := b.holding.Leave(now)
 	ends, back := b.holding.Ends(), expires.Add(keepalive)
@@ -349,7 +363,8 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 // keepalive is how long a connection may be silent before it counts as dead: messages under way on a dead one are lost.
 const keepalive = 80 * time.Second
 
-// Settle books debts. What others have spent is counted.
+// Settle books debts. What others have spent is counted. It blocks while the limiter decides. A refund whose window has
+// ended meanwhile has no effect.
 func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, due []*Debt) {
 	x, left := new(scratch), tokens(0)
 	for i, d := range due {

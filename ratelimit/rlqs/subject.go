@@ -51,9 +51,11 @@ func appendName(b []byte, id []config.Entry) []byte {
 	return b
 }
 
-// bucketCost is what a bucket takes, and costs what its BucketId does with its key: each is kept a few times.
+// bucketCost is what a bucket takes, in bytes, without its subject.
 const bucketCost = 450
 
+// costs is what a BucketId takes, whose name has that length: the name, the entries, the answers' form, and its key in
+// a pool.
 func costs(name string) int { return 600 + 5*len(name) }
 
 // subscribe finds the subject of a BucketId that is within the bounds, or makes it; release gives it back. It is nil
@@ -81,6 +83,7 @@ func (n *Node) subscribe(name []byte, id []config.Entry) *subject {
 	return s
 }
 
+// release ends one use of a subject. The last one drops it.
 func (n *Node) release(s *subject) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

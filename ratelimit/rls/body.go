@@ -74,6 +74,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 	}
 }
 
+// tooLarge is the error for a body beyond the bound.
 func (s *Service) tooLarge() error {
 	return &badRequest{
 		fmt.Sprintf("request is larger than %d bytes", s.options.MaxRequestBytes), http.StatusRequestEntityTooLarge,
@@ -90,6 +91,8 @@ type shape struct {
 	quoted, escaped                  bool
 }
 
+// add handles the next bytes of the body. It keeps its state from piece to piece: a piece may end within a string or an
+// escape.
 func (s *shape) add(b []byte) error {
 	for _, c := range b {
 		switch {
@@ -111,7 +114,8 @@ func (s *shape) add(b []byte) error {
 	return nil
 }
 
-// opened handles the beginning of an object or a list: {[{[{ is an entry, and {[{ a descriptor.
+// opened handles the beginning of an object or a list. A request is {"descriptors": [{"entries": [{: the third brace or
+// bracket begins a descriptor, the fifth an entry.
 func (s *shape) opened(object bool) error {
 	s.depth++
 	switch {

@@ -10,29 +10,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
-// call is one request from bytes to bytes. It is pooled: nothing of it outlives the call but copies.
+// call is one request from bytes to bytes. It is pooled: nothing of it outlives the call but copies. No lock guards it:
+// the goroutine that answers owns it, and the limiter has asks and verdicts only during Decide and Undo.
 type call struct {
 	// in has the request's bytes, which its strings lie in; keys has the keys of all its asks, one behind the other.
 	// Both stay with the call when it is pooled, so that a typical call allocates nothing.
-	in       []byte
-	request  request
-	matches  []match
-	keys     []byte
-	name     []byte // of statistics
+	in      []byte
+	request request
+	matches []match
+	keys    []byte
+	// name is space for the names of statistics.
+	name     []byte
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	holds    []held       // of the matches that hold or settle
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
-	slot     uint64       // its number; 0: no descriptor holds
+	// slot is the number of the answer's hold, for all its budgets: of the hold's text, and of the slots under
+	// concurrency limits. 0: no descriptor holds.
+	slot uint64
 	// spared says of each ask whether its charge is given back.
 	spared []bool
-	over   bool // overall_code
-	out    []byte
+	// over is the overall_code. It is that of the previous request until conclude.
+	over bool
+	out  []byte // the answer as bytes
 }
 
 // match is what the rules say of one descriptor, and what it is answered.
 type match struct {
+	// of is in call.request, which is decoded whole before the first match, so that its slice does not move any more.
 	of   *descriptor
 	rule *ratelimit.Rule // nil: nothing limits it
 	// ask is the descriptor's place among the asks; -1: it has none, because nothing needs to be
@@ -41,13 +47,17 @@ type match struct {
 	// hash is of the key, for the local cache. It is kept because the key of a rule that is not asked is dropped.
 	hash     uint64
 	replaced bool
-	settles  bool // a hold
-	verdict  ratelimit.Verdict
-	over     bool // its code
-	quota    bool
+	// settles is set if the descriptor brings the cost of an earlier request. Its code is always OK, and is not read.
+	settles bool
+	verdict ratelimit.Verdict
+	// over is the descriptor's code: its verdict, unless the rule is in shadow mode.
+	over bool
+	// quota is set if it refuses only together with all other quota descriptors.
+	quota bool
 }
 
-// answer decides the request in c.in and leaves the answer in c.out.
+// answer decides the request in c.in and leaves the answer in c.out. It blocks while the store is asked, at most for
+// the rules' deadlines or until ctx ends.
 func (s *Service) answer(ctx context.Context, c *call) error {
 	start := s.clock()
 	if len(c.in) >= largeBytes {
@@ -65,6 +75,8 @@ func (s *Service) ended(ctx context.Context, c *call, start ratelimit.Instant, e
 	s.latency.Observe(s.clock().Sub(start).Seconds())
 }
 
+// answerOne decides the request in c.in, of any size, and counts it. The steps: decode, match, decide, and conclude or,
+// where the caller has gone meanwhile, undo.
 func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instant) (err error) {
 	// A bug that one request meets must not end the process, and with it the requests of all others.
 	defer func() {
@@ -88,9 +100,9 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	}
 	c.match(s, rules.Domain(c.request.domain))
 	c.decide(ctx, s, start)
-	// The caller has gone, and will be told nothing. What its request was charged is given back, so
-	// that a caller who repeats it is not charged twice. What it has settled stays settled, and the costs of an
-	// ended request stay charged: gateways do not repeat the call at the end.
+	// The caller has gone, and gets no answer. The charges of its request are given back, so that a caller who repeats
+	// it is not charged twice. What it has settled stays settled, and the costs of an ended request stay charged:
+	// gateways do not repeat the call at the end.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
 		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
@@ -109,6 +121,9 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 }
 
 // match finds each descriptor's rule, drops those that another replaces, and collects the asks.
+//
+// The ask of a match is at its place in asks, and verdicts will have the same places. Keys lie in c.keys. When that
+// grows, the keys of earlier asks stay in the old array, which nothing changes.
 func (c *call) match(s *Service, d *config.Domain) {
 	c.matches = c.matches[:0]
 	c.asks = c.asks[:0]
@@ -126,7 +141,8 @@ func (c *call) match(s *Service, d *config.Domain) {
 		return
 	}
 	replaces := false
-	// What says that a cost is not known comes last: another descriptor may say the cost.
+	// Descriptors with sluice_end come last: another one of the call may bring the cost, which settles the hold. Then
+	// the end finds it settled and charges nothing.
 	for _, ends := range [...]bool{false, true} {
 		for i := range c.matches {
 			if m := &c.matches[i]; m.of.ends == ends {
@@ -143,14 +159,16 @@ func (c *call) match(s *Service, d *config.Domain) {
 	}
 }
 
-// countUnlimited counts a request without a rule, if no rule has one of its keys. Where a rule has other values of the
-// key, requests without a rule are usual.
+// countUnlimited counts a request without a rule, if no rule has one of its keys. It finds typing errors in a key, in
+// Envoy or in the rules, which admit all requests. Where a rule has other values of the key, requests without a rule
+// are usual.
 func (c *call) countUnlimited(s *Service, d *config.Domain) {
 	for i := range c.matches {
 		key := d.Unknown(c.request.entriesOf(c.matches[i].of))
 		if key == "" {
 			continue
 		}
+		// The name is built behind the keys, and dropped again.
 		start := len(c.keys)
 		c.keys = append(append(append(c.keys, d.Name...), ratelimit.NameSeparator...), key...)
 		s.Stats.Unlimited.Named(c.keys[start:]).Sources[ratelimit.FromLease].Add(1)
@@ -159,7 +177,8 @@ func (c *call) countUnlimited(s *Service, d *config.Domain) {
 	}
 }
 
-// matchOne finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others.
+// matchOne finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others. A descriptor
+// without a rule, without a limit, or with a limit of 0 gets no ask: its answer is the same whatever was used.
 func (c *call) matchOne(s *Service, d *config.Domain, m *match) (replaces bool) {
 	x := m.of
 	start := len(c.keys)
@@ -201,8 +220,9 @@ func (c *call) ask(m *match, a ratelimit.Ask) {
 	c.asks = append(c.asks, a)
 }
 
-// dropReplaced takes out the rules whose name another matched rule replaces. The asks that stay are copied behind all
-// of them first, because those of ends come last, whatever their match's place.
+// dropReplaced takes out the rules whose name another matched rule replaces. The asks that stay are appended behind all
+// others, and then moved to the front together. In place, one could overwrite another: the asks of ends come last,
+// whatever their match's place.
 func (c *call) dropReplaced() {
 	all := len(c.asks)
 	for i := range c.matches {
@@ -221,12 +241,15 @@ func (c *call) dropReplaced() {
 	c.asks = c.asks[:copy(c.asks, c.asks[all:])]
 }
 
+// isReplaced reports whether a matched rule replaces those of that name. A rule may do so that is itself replaced.
 func (c *call) isReplaced(name string) bool {
 	return name != "" && slices.ContainsFunc(c.matches, func(m match) bool {
 		return m.rule != nil && slices.Contains(m.rule.Replaces, name)
 	})
 }
 
+// decide asks the limiter once for all descriptors. It fills each verdict whole, so that those of the previous request
+// need not be cleared.
 func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) {
 	c.verdicts = slices.Grow(c.verdicts[:0], len(c.asks))[:len(c.asks)]
 	if len(c.asks) > 0 {

@@ -14,8 +14,14 @@ func (m *match) bare() bool { return m.rule == nil || m.replaced || m.settles }
 // limit is the one in force for the descriptor's key.
 func (m *match) limit() *ratelimit.Limit { return m.verdict.InForce(m.rule) }
 
-// conclude turns verdicts into codes and the overall code, gives back what the
-// request must not cost, and counts it all.
+// conclude turns verdicts into codes and the overall code, gives back what the request must not cost, and counts it
+// all.
+//
+//	limits that are not of quotas   any is over: OVER_LIMIT
+//	quotas                          all of them are over: OVER_LIMIT
+//
+// The limiter has charged each descriptor by itself, before it was clear whether another refuses the request. So what a
+// refused request must not cost is undone here.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	quotaOver, quotaLeft := false, false
 	c.over = false
@@ -46,7 +52,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	s.Stats.countCode(c.over)
 }
 
-// judge turns the verdict on a descriptor into its code.
+// judge turns the verdict on a descriptor into its code, and sets whether it is a quota descriptor.
 func (c *call) judge(s *Service, m *match) {
 	switch {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
@@ -54,7 +60,7 @@ func (c *call) judge(s *Service, m *match) {
 	case m.bare():
 		m.quota = s.options.QuotaMode
 		return
-	case m.rule.Unlimited:
+	case m.rule.Unlimited: // it is no quota descriptor either, as QuotaMode says
 		return
 	case m.ask >= 0:
 		m.verdict = c.verdicts[m.ask]
@@ -86,7 +92,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 			a = c.asks[m.ask]
 			s.Stats.Sources[m.verdict.Source].Add(1)
 		}
-		// In 32 bits, 0.7 of 90 is 63, and not a little less.
+		// In 32 bits, as in envoyproxy/ratelimit, 0.7 of 90 is 63, and not a little less.
 		near := ratelimit.Tokens(float32(m.limit().Capacity()) * float32(s.options.NearLimitRatio))
 		hit := known != nil && !m.rule.Unlimited && known.lookUp(now, m.hash, m.verdict.OverLimit)
 		c.counters(m).Count(a, m.verdict, near, hit)

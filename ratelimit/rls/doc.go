@@ -7,5 +7,8 @@
 //
 // The way of a request: bytes - decodeRequest - match (rules and keys) - decide (Limiter) - conclude (codes,
 // headers, metadata) - bytes. One pooled call object carries it from end to end, so that the way allocates
-// nothing.
+// nothing. A large request takes another call (large.go). JSON becomes bytes first, and goes the same way (json.go).
+//
+// A malformed request charges nothing, because nothing is decided before it is decoded whole. Later, a caller that has
+// gone gets no answer, and its charges are undone.
 package rls

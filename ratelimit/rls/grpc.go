@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
-// Register has a server list the service. Its calls are a transport.Port's.
+// Register has a server list the service, without methods: reflection shows it. transport.Port answers ShouldRateLimit
+// itself, by Answer.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: rlsv3.RateLimitService_ServiceDesc.ServiceName,
@@ -22,9 +23,12 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// Answer decides a request, and appends the answer to out. It is the method of a transport.Port.
+// Answer decides a request, and appends the answer to out. It is the method of a transport.Port. The request is copied,
+// because its bytes are not valid once the decision waits, and the strings of the call lie in them.
 func (s *Service) Answer(ctx context.Context, request, out []byte) ([]byte, error) {
 	if gate := s.options.Gate; gate != nil && ctx.Err() != nil {
+		// The caller gave up while the call waited for its turn. It is not begun, so that a node with too much to do
+		// does no work in vain.
 		gate.Late()
 		return nil, shed.Err
 	}
@@ -48,6 +52,8 @@ func (s *Service) CountMalformed(err error) {
 	s.Stats.count(bad("malformed request: %v", err))
 }
 
+// grpcCode is the code of an error. Envoy treats any as no decision: its failure_mode_deny says whether the request
+// passes.
 func grpcCode(err error) codes.Code {
 	var client *badRequest
 	switch {
@@ -55,8 +61,7 @@ func grpcCode(err error) codes.Code {
 		return codes.InvalidArgument
 	case errors.Is(err, errInternal):
 		return codes.Internal
-	// Envoy's failure_mode_deny decides what becomes of a request without a decision.
-	default:
+	default: // no rules yet, overloaded, or the caller has gone
 		return codes.Unavailable
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4).
+// appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4). A request has one set of headers,
+// and may have many descriptors: they are about the tightest.
 func (c *call) appendHeaders(o *Options) {
 	m := c.tightest()
 	if m == nil {
@@ -24,6 +25,7 @@ func (c *call) appendHeaders(o *Options) {
 	c.appendNamed(4, &o.RequestHeaders, m)
 }
 
+// appendNamed writes the three headers that users name: the limit, the rest, and the seconds until the reset.
 func (c *call) appendNamed(to protowire.Number, names *HeaderNames, m *match) {
 	if names.Limit == "" {
 		return
@@ -81,7 +83,8 @@ func appendNumber(b []byte, name string, n uint64) []byte {
 	return strconv.AppendUint(append(b, name...), n, 10)
 }
 
-// header writes an envoy.config.core.v3.HeaderValue.
+// header writes an envoy.config.core.v3.HeaderValue, as key (1) and value (2), into the field of the answer with that
+// number.
 func (c *call) header(to protowire.Number, key string, value []byte) {
 	c.out = wire.AppendMessage(c.out, to, func(b []byte) []byte {
 		return wire.AppendString(wire.AppendString(b, 1, key), 2, value)
@@ -119,7 +122,8 @@ func appendQuoted(b []byte, name string) []byte {
 	return append(b, '"')
 }
 
-// windowSeconds is the time in which the quota comes back, rounded up.
+// windowSeconds is the time in which the quota comes back, rounded up: the period, or the time in which an empty bucket
+// fills.
 func windowSeconds(l *ratelimit.Limit) uint64 {
 	if l.Algorithm != ratelimit.TokenBucket || l.Requests == 0 {
 		return uint64(l.Period() / time.Second)

@@ -1,3 +1,13 @@
+// Holds: a request reserves an estimate when it starts, and its cost replaces it when it has ended
+// (docs/guides/token-budgets.md). The two are calls of their own, perhaps at two nodes:
+//
+//	start, with an id   addHeld charges the estimate; concludeHolds puts it into the answer as sluice_hold
+//	end, with an id     its descriptor ends with that entry; settleByID books the cost less the estimate
+//	without an id       the number of hits says which call it is (hold.on); settle subtracts the rule's amount
+//
+// Slots of concurrency limits are holds of one token, whose end releases the slot of that number. Package holds makes
+// and reads the text of sluice_hold.
+
 package rls
 
 import (
@@ -27,14 +37,18 @@ const failedFrom = 400
 //	taken --> in the answer's hold --> settled: its cost, or unknown
 //	     '--> left out: it stays charged
 type held struct {
-	match  *match
-	part   int               // of one that is taken: its place in the answer's hold, plus 1
+	match *match
+	// part is of one that is taken its place in the answer's hold, from 1. 0: it is in none, as it is not taken, its
+	// window is not known, or its rule gives no id.
+	part   int
 	result ratelimit.Settled // of one that settles
-	amount ratelimit.Tokens  // that is held
-	cost   ratelimit.Tokens  // for one that settles: its cost, or the status of its end
+	// amount is the estimate that is held, or was: 0 of one that settles if it is not known.
+	amount ratelimit.Tokens
+	cost   ratelimit.Tokens // for one that settles: its cost, or the status of its end
 }
 
-// reserve takes the reserved entries off the end of a descriptor.
+// reserve takes the reserved entries off the end of a descriptor. Rules never match them: they are not counted among
+// the entries of the descriptor. In the middle of a descriptor they are ordinary entries.
 func (r *request) reserve(d *descriptor) {
 	for ; d.count > 0; d.count-- {
 		switch e := &r.entries[d.first+d.count-1]; e.Key {
@@ -49,14 +63,18 @@ func (r *request) reserve(d *descriptor) {
 	}
 }
 
-// addHeld has a descriptor take a hold, or settle one.
+// addHeld has a descriptor take a hold, or settle one. It is called for rules with a hold, and for descriptors with
+// reserved entries, whose rule may have no hold any more, or a limit of the request.
 func (c *call) addHeld(s *Service, m *match, ask ratelimit.Ask) {
 	h := held{match: m, cost: ask.Cost}
 	hold := m.rule.Hold
 	switch {
-	case m.of.negative: // an operator's, or a gateway's without holds. It names no slot
+	// A refund is booked as any other: it is an operator's, or of a gateway without holds. It names no slot.
+	case m.of.negative:
 		c.ask(m, ask)
 		return
+	// Without an id, a call with other hits than those of hold.on is the end of a request. A second cost of the same
+	// call is charged whole: the amount is subtracted once.
 	case hold != nil && !hold.Identified() && (m.settles || !hold.Takes(ask.Cost)):
 		m.settles = true
 		if !c.replaced(m) {
@@ -68,11 +86,13 @@ func (c *call) addHeld(s *Service, m *match, ask ratelimit.Ask) {
 			return
 		}
 	default:
+		// One number for the whole call: the hold's text has room for one, and each budget has its own slots.
 		if c.slot == 0 {
 			c.slot = holds.NewSlot()
 		}
 		h.amount = hold.Estimate(ask.Cost, ask.Key, &m.rule.Counters.Holds().Costs)
 		ask.Cost, ask.Kind = h.amount, ratelimit.Spend
+		// A Spend has a cost. A hold of 0 is refused where the limit is exceeded, as a peek is.
 		if h.amount == 0 {
 			ask.Kind = ratelimit.Peek
 		}
@@ -84,9 +104,18 @@ func (c *call) addHeld(s *Service, m *match, ask ratelimit.Ask) {
 	c.holds = append(c.holds, h)
 }
 
-// settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that was
-// refused, or that failed open, returns no hold. A known cost has been settled already. A rule without a hold is
-// charged the cost as without the entry.
+// settleByID books a cost in place of the hold. It returns whether the result is to be counted for the rule. The cases,
+// in their order:
+//
+//   - The rule limits concurrency, and the hold has a number: its slot is released. That may happen twice, so an
+//     expired hold will do.
+//   - The hold is good, or an earlier descriptor of the call has settled it by a cost: the difference is booked in the
+//     window of the hold. The second cost finds no amount, so it is charged whole.
+//   - The rule has no hold: the cost is charged as if the entry were absent, and an end without a cost charges nothing.
+//   - The hold was settled, and this is only its end: the usual case, in which the first descriptor brought the cost.
+//
+// Otherwise nothing is booked. An empty entry is not counted: a request that was refused, or that failed open, returns
+// no hold.
 func (c *call) settleByID(s *Service, h *held, ask ratelimit.Ask) bool {
 	m, x, ttl := h.match, h.match.of, ratelimit.MaxHoldTTL
 	if ask.Rule.Hold != nil {
@@ -118,8 +147,8 @@ func (c *call) settleByID(s *Service, h *held, ask ratelimit.Ask) bool {
 	return x.hold != ""
 }
 
-// replaced reports whether the cost of an earlier descriptor of the call has replaced the same hold. Then a further
-// cost of the request is charged whole.
+// replaced reports whether the cost of an earlier descriptor of the call has replaced the same hold, as of input tokens
+// before those of output. Then a further cost of the request is charged whole.
 func (c *call) replaced(m *match) bool {
 	return slices.ContainsFunc(c.holds, func(h held) bool {
 		o := h.match
@@ -128,7 +157,8 @@ func (c *call) replaced(m *match) bool {
 	})
 }
 
-// end sets the cost of a request without one. An error has none.
+// end sets the cost of a request without one, whose cost field is the status of its response. An error has no cost.
+// Otherwise on_unknown decides; a rule that has no hold any more leaves it charged.
 func (h *held) end(hold *ratelimit.Hold) {
 	failed := h.cost >= failedFrom
 	h.result, h.cost = ratelimit.SettledUnknown, h.amount
@@ -139,7 +169,9 @@ func (h *held) end(hold *ratelimit.Hold) {
 	}
 }
 
-// settle requests the difference between a cost and its hold.
+// settle requests the difference between a cost and its hold: a Charge of what is missing, or a Release of the rest.
+// Where both are the same, nothing is asked. A known cost is a sample for learned estimates; an end without one is
+// none.
 func (c *call) settle(h *held, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
 	h.result = ratelimit.SettledCost
@@ -157,9 +189,14 @@ func (c *call) settle(h *held, ask ratelimit.Ask) {
 	}
 }
 
-// concludeHolds counts what became of holds, and puts those that were taken into the answer's.
+// concludeHolds counts what became of holds, and puts those that were taken into the answer's, with one instant for
+// all.
+//
+// A hold that was refused or given back is in no answer. One that was taken and has no part in the answer cannot be
+// settled, and stays charged: HoldLeftOut.
 func (c *call) concludeHolds(s *Service) {
 	c.hold, c.parts = c.hold[:0], c.parts[:0]
+	// All instants that a hold's text can express, in seconds.
 	in := instants{0, 1<<32 - 1}
 	for i := range c.holds {
 		h := &c.holds[i]
@@ -191,7 +228,8 @@ func (c *call) concludeHolds(s *Service) {
 	}
 }
 
-// count counts one that settles. A booking that failed is late: its window has ended. Its cost counts all the same.
+// count counts one that settles. v is nil if nothing was asked, because cost and hold are the same. A booking that
+// changed nothing is late: its window has ended. Its cost counts all the same.
 func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
 	counters := of.Holds()
 	if h.result == ratelimit.SettledCost {
@@ -231,6 +269,8 @@ func (in *instants) narrow(l *ratelimit.Limit, v *ratelimit.Verdict) bool {
 	return true
 }
 
+// nearest is the instant closest to this node's time: a ttl is compared with it. The store's clock may be in another
+// window than the node's.
 func (in instants) nearest(at int64) int64 { return min(max(at, in.first), in.last) }
 
 // appendHold writes dynamic_metadata with nothing but the hold.

@@ -56,7 +56,9 @@ var errOverloaded = errors.New("overloaded: the request was rejected without a c
 // slowly would hold a place. It leaves with the answer: one that its caller does not read refuses no other.
 func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer *rlsv3.RateLimitResponse, err error) {
 	if gate := s.options.Gate; gate != nil {
-		runtime.Gosched() // net/http finds out now whether the caller is still there
+		// net/http reads the connection in another goroutine, and finds out now whether the caller is still there.
+		// Requests whose callers have gone would be decoded in vain, and others wait for that.
+		runtime.Gosched()
 		switch {
 		case r.Context().Err() != nil:
 			gate.Late()
@@ -127,6 +129,8 @@ func (s *Service) answerMessage(r *http.Request, request *rlsv3.RateLimitRequest
 	return answer, nil
 }
 
+// writeJSONError answers a client's mistake with its status, and all else with 503: the caller may repeat that in a
+// second.
 func writeJSONError(w http.ResponseWriter, err error) {
 	if client, ok := errors.AsType[*badRequest](err); ok {
 		http.Error(w, err.Error(), client.status)

@@ -30,7 +30,8 @@ type large struct {
 	calls sync.Pool
 }
 
-// answerLarge does for a large request what answerOne does for any.
+// answerLarge does for a large request what answerOne does for any. It blocks until there is a slot, or ctx ends. The
+// small call of the caller lends its bytes and gets the answer; all that grows is in a call of the pool for large ones.
 func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Instant) error {
 	defer s.large.waiting.Add(-1)
 	if s.large.waiting.Add(1) > largeAtOnce+largeWaiting {

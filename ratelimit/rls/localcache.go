@@ -108,13 +108,13 @@ func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool 
 	return false
 }
 
-// remember keeps that a key is over.
+// remember keeps that a key is over its limit until that instant. It is called after all look-ups of a request.
 func (c *LocalCache) remember(hash uint64, until ratelimit.Instant) {
 	p := &c.parts[hash%cacheParts]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, known := p.until[hash]; !known && len(p.until) >= c.most {
-		for dropped := range p.until {
+		for dropped := range p.until { // the first of a map's random order
 			delete(p.until, dropped)
 			p.stats.Evacuated++
 			break

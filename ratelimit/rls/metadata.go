@@ -10,8 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// appendMetadata writes dynamic_metadata: the request, and the metadata of the limits that let it pass. It allocates;
-// it is off by default.
+// appendMetadata writes dynamic_metadata: the request, and the metadata of the limits that let it pass, as
+// envoyproxy/ratelimit does. It allocates; it is off by default.
+//
+//	{"domain": "edge", "descriptors": [{"entries": ["api_key=k"]}], "metadata": {"tier": "gold"}, "sluice_hold": "."}
 func (c *call) appendMetadata() {
 	descriptors := make([]any, len(c.matches))
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
@@ -41,6 +43,7 @@ func (c *call) appendMetadata() {
 	c.out = wire.AppendString(c.out, 6, body)
 }
 
+// describe is a descriptor as metadata. Its texts are new, because the request's lie in pooled bytes.
 func (c *call) describe(d *descriptor) map[string]any {
 	entries := make([]any, 0, d.count)
 	for _, e := range c.request.entriesOf(d) {

@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// Bounds of one request. What Envoy sends is far below them.
+// Bounds of one request. Envoy sends far less. They bound the memory and the time of one request: a descriptor of two
+// bytes on the wire becomes a match, a key, a verdict and a status.
 const (
 	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
 	MaxDescriptors  = 1000
@@ -32,25 +33,30 @@ type request struct {
 	entries     []config.Entry // of all descriptors, one after the other
 }
 
+// descriptor is a RateLimitDescriptor, and what its reserved entries say (holds.go).
 type descriptor struct {
-	first, count int // its entries
+	// first and count are its entries in request.entries. The reserved ones at its end are not counted.
+	first, count int
 	override     ratelimit.Limit
 	// unit is that of override, as it was sent: it may be none.
 	unit        int32
 	hasOverride bool
-	hasHits     bool
-	negative    bool
-	hits        uint64
-	hold        string // that it settles, "" if it names none
-	settles     bool   // reserved entries stand behind its own
-	ends        bool   // one of them says that its cost is not known
+	// hasHits reports whether hits_addend was sent: 0 is a peek, and nothing sent is the number of the request.
+	hasHits bool
+	// negative is is_negative_hits: a refund.
+	negative bool
+	hits     uint64
+	hold     string // that it settles, "" if it names none
+	// settles is set if it brings the cost of an earlier request, and ends if it says that the cost is not known.
+	settles bool
+	ends    bool
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
 	return r.entries[d.first : d.first+d.count]
 }
 
-// ask returns the ask of a descriptor.
+// ask returns the kind and the cost of a descriptor.
 func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 	hits := uint64(max(1, r.hits))
 	if d.hasHits {
@@ -117,8 +123,8 @@ func (r *request) decode(b []byte) error {
 	return nil
 }
 
-// decodeDescriptor reads a descriptor. As in every message, of a number that is
-// there twice the last counts, and a message that is there twice is joined.
+// decodeDescriptor reads a descriptor: entries (1), limit (2), hits_addend (3), is_negative_hits (4). As in every
+// message, of a number that is there twice the last counts, and a message that is there twice is joined.
 func (r *request) decodeDescriptor(b []byte, i int) error {
 	d := &r.descriptors[i]
 	err := wire.Each(b, "descriptor", bad, func(f wire.Field) error {
@@ -161,6 +167,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 	return d.checkOverride(i)
 }
 
+// decodeEntry reads an entry of a descriptor: key (1), value (2).
 func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 	return wire.Each(b, "entry", bad, func(f wire.Field) (err error) {
 		switch {
@@ -173,6 +180,7 @@ func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 	})
 }
 
+// decodeOverride reads a limit that the request brings: requests_per_unit (1), unit (2), unit_multiplier (3).
 func decodeOverride(b []byte, d *descriptor) error {
 	return wire.Each(b, "limit override", bad, func(f wire.Field) error {
 		switch {
@@ -192,6 +200,7 @@ func decodeOverride(b []byte, d *descriptor) error {
 	})
 }
 
+// checkOverride refuses a limit without a period. envoyproxy/ratelimit has the same units; 0 is UNKNOWN.
 func (d *descriptor) checkOverride(i int) error {
 	l := &d.override
 	if d.unit <= int32(ratelimit.UnitUnknown) || d.unit > int32(ratelimit.Year) {
@@ -216,7 +225,8 @@ func decodeWrapper(b []byte, value *uint64) error {
 	})
 }
 
-// text is b as a string, without a copy.
+// text is b as a string, without a copy: it is good as long as the request's bytes are. descriptor and entry, from 0,
+// are for the error; -1: it is the domain.
 func text(b []byte, what string, descriptor, entry int) (string, error) {
 	// A string in proto3 is UTF-8. Other bytes could not be shown, nor sent on as a string.
 	if len(b) <= MaxTextBytes && utf8.Valid(b) {

@@ -1,3 +1,5 @@
+// The answer as bytes. Field numbers are those of envoy/service/ratelimit/v3/rls.proto, in their order.
+
 package rls
 
 import (
@@ -14,6 +16,7 @@ const (
 	codeOverLimit = 2
 )
 
+// codeOf is a code of the answer.
 func codeOf(over bool) uint64 {
 	if over {
 		return codeOverLimit
@@ -21,7 +24,8 @@ func codeOf(over bool) uint64 {
 	return codeOK
 }
 
-// encode writes the RateLimitResponse into c.out, field by field in order.
+// encode writes the RateLimitResponse into c.out: overall_code (1), statuses (2), headers (3 and 4), dynamic_metadata
+// (6).
 func (c *call) encode(s *Service) {
 	c.out = wire.AppendVarint(c.out[:0], 1, codeOf(c.over))
 	for i := range c.matches {
@@ -38,7 +42,8 @@ func (c *call) encode(s *Service) {
 	}
 }
 
-// append writes a RateLimitResponse.DescriptorStatus.
+// append writes a RateLimitResponse.DescriptorStatus: code (1), current_limit (2), limit_remaining (3),
+// duration_until_reset (4).
 func (m *match) append(b []byte) []byte {
 	b = wire.AppendVarint(b, 1, codeOf(m.over))
 	switch {
@@ -64,7 +69,7 @@ func (m *match) resetSeconds() uint64 {
 	return uint64(max(1, (m.verdict.ResetAfter-1)/time.Second+1))
 }
 
-// appendLimit writes a RateLimitResponse.RateLimit.
+// appendLimit writes a RateLimitResponse.RateLimit: requests_per_unit (1), unit (2), name (3), unit_multiplier (4).
 func appendLimit(b []byte, l *ratelimit.Limit, name string) []byte {
 	if l.Requests > 0 {
 		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(l.Requests)))

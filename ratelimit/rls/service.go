@@ -51,17 +51,18 @@ type HeaderNames struct{ Limit, Remaining, Reset string }
 // Observer gets the duration of each call.
 type Observer interface{ Observe(seconds float64) }
 
-// Service answers rate limit requests. It is safe for concurrent use.
+// Service answers rate limit requests. It is safe for concurrent use. Rules are read by each request anew, so that a
+// reload needs no lock.
 type Service struct {
 	Stats   Stats
-	rules   func() *config.Rules
+	rules   func() *config.Rules // those in force; nil before the first are loaded
 	limiter ratelimit.Limiter
 	clock   ratelimit.Clock
 	wall    func() time.Time
 	latency Observer
 	options Options
 	log     *slog.Logger
-	calls   sync.Pool
+	calls   sync.Pool // of *call
 	large   large
 }
 
@@ -70,6 +71,7 @@ type Service struct {
 func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time,
 	latency Observer, o Options, log *slog.Logger,
 ) *Service {
+	// A Desk without keys accepts no hold, and gives none, so that no other code asks whether there is one.
 	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, MaxRequestBytes)
 	o.Holds = cmp.Or(o.Holds, new(holds.Desk))
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}

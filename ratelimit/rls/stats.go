@@ -7,7 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Stats count the work of the service since its start. All fields may be read at any time.
+// Stats count the work of the service since its start. All fields may be read at any time. Requests that got no
+// decision are in Requests and not in OK or OverLimit.
 type Stats struct {
 	Requests       atomic.Uint64
 	OK             atomic.Uint64 // by overall_code
@@ -30,9 +31,10 @@ type Stats struct {
 	Sources     [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
 
+// count counts a request, and its error by kind. errGone is none: the gate counts callers that have gone.
 func (s *Stats) count(err error) {
 	s.Requests.Add(1)
-	if err == nil || errors.Is(err, errGone) { // the gate counts callers that have gone
+	if err == nil || errors.Is(err, errGone) {
 		return
 	}
 	s.ServiceErrors.Add(1)
@@ -48,6 +50,7 @@ func (s *Stats) count(err error) {
 	}
 }
 
+// countCode counts a request by its overall_code.
 func (s *Stats) countCode(over bool) {
 	if over {
 		s.OverLimit.Add(1)

@@ -11,6 +11,7 @@ import (
 )
 
 // trace adds the decision and its source to the call's span, if it is recorded. Descriptors' values stay out of it.
+// They may be secrets, such as API keys.
 func (c *call) trace(ctx context.Context, err error) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {

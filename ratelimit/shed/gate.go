@@ -67,18 +67,21 @@ type Gate struct {
 	gone     atomic.Uint64
 	inFlight atomic.Int64 // calls that wait for their decision
 
-	mu       sync.Mutex
-	inside   int               // guarded by mu: calls
-	each     float64           // guarded by mu: nanoseconds from one call's leaving to the next's, while others wait; 0: not known
+	mu     sync.Mutex
+	inside int // guarded by mu: calls
+	// each is the time from one call's leaving to the next's, in nanoseconds, while others wait; 0: not known. Guarded
+	// by mu.
+	each     float64
 	measured ratelimit.Instant // guarded by mu: when
 	callers  int               // guarded by mu: connections with calls inside
 	alone    int               // guarded by mu: calls that came without a transport: they count as one connection's
-	shared   ratelimit.Instant // guarded by mu: last time that a connection with nothing inside and another one both had a call
-	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
-	pressed  ratelimit.Instant // guarded by mu: and were so last then
-	busy     bool              // guarded by mu: calls have waited since
-	since    ratelimit.Instant // guarded by mu
-	left     int               // guarded by mu: and so many have left
+	// shared is the last time that a connection with nothing inside and another one both had a call. Guarded by mu.
+	shared  ratelimit.Instant
+	began   ratelimit.Instant // guarded by mu: calls have been inside for long since then
+	pressed ratelimit.Instant // guarded by mu: and were so last then
+	busy    bool              // guarded by mu: calls have waited since
+	since   ratelimit.Instant // guarded by mu
+	left    int               // guarded by mu: and so many have left
 }
 
 // NewGate makes a gate for callers that wait as long as they say, at most maxWait.
@@ -96,6 +99,7 @@ func (g *Gate) Arrive(now ratelimit.Instant, own int, patience time.Duration) bo
 		g.callers++
 	}
 	g.inside++
+	// From now on calls wait, so that the next one leaves as soon as the node can: a measurement begins.
 	if !g.busy && g.inside >= fewest {
 		g.busy = true
 		g.since = now
@@ -113,6 +117,8 @@ func (g *Gate) startsLocked(now ratelimit.Instant, own int, patience time.Durati
 	return why == Begun
 }
 
+// decideLocked is why a call does not start, or Begun. It allows a call what its caller's patience leaves, and less if
+// its own connection makes others wait. A call of a connection with a small part of its share starts in any case.
 func (g *Gate) decideLocked(now ratelimit.Instant, own int, patience time.Duration) Reason {
 	if patience <= 0 {
 		return Deadline
@@ -120,6 +126,7 @@ func (g *Gate) decideLocked(now ratelimit.Instant, own int, patience time.Durati
 	if now.Sub(g.measured) > stale {
 		g.each = min(g.each, float64(likely))
 	}
+	// By Little's law: all that are inside leave before this call does.
 	wait := time.Duration(float64(g.inside) * g.each)
 	if g.inside < fewest {
 		return Begun
@@ -153,6 +160,7 @@ func (g *Gate) decideLocked(now ratelimit.Instant, own int, patience time.Durati
 
 // allowedLocked is how long a call may be inside.
 func (g *Gate) allowedLocked(now ratelimit.Instant, wait, patience time.Duration) time.Duration {
+	// Hasty callers are refused for their own sake: that they would wait too long shows no pressure.
 	if wait > patience/standingShare && patience >= hurry {
 		if now.Sub(g.pressed) > gap {
 			g.began = now
@@ -177,6 +185,7 @@ func (g *Gate) Leave(now ratelimit.Instant, own, calls int) {
 		return
 	}
 	g.left += calls
+	// The measurement ends when fewer wait, or when it has lasted for a window.
 	over := g.inside < fewest
 	if !over && (now.Sub(g.since) < window || g.left < fewest) {
 		return

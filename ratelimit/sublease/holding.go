@@ -105,7 +105,10 @@ type Outcome struct {
 	Lost bool
 }
 
-// Report handles a report that has come at now.
+// Report handles a report that has come at now. The steps: if a report seems lost, all that the holder had counts as
+// spent. Usage that it cannot have had tokens for is an excess. The rest is subtracted from what it may have. If the
+// report was sent after the last lease had been applied, the leases before are gone. What is charged, and is neither
+// spent nor may still be, is the credit.
 func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	before := h.use.last
 	o.Lost = h.use.report(now, u)

@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// The sizes of leases. bench/sim measures their effect: how much of a limit stays unused, and how many requests are
+// refused (docs/explain/rlqs.md). None of them decides whether a limit holds.
 const (
 	// ReportEvery is how often a holder reports, until it is known better.
 	ReportEvery = 5 * time.Second
@@ -61,10 +63,12 @@ func (u *use) report(now instant, r Usage) (lost bool) {
 		return lost
 	}
 	rate := float64(r.Allowed+r.Denied) / took.Seconds()
+	// A higher rate counts at once, and a lower one by half: a pause between two bursts is no end of the demand.
 	if u.known {
 		rate = max(rate, (rate+u.perSec)/2)
 	}
 	u.perSec, u.known = rate, true
+	// A missing report says nothing of the interval.
 	if took < 2*u.every {
 		u.every = (u.every + took) / 2
 	}
@@ -114,9 +118,16 @@ func (b *Budget) ahead() float64 {
 	return aheadOfBucket
 }
 
-// Want reports whether the holder gets another lease, and its size. That is the need until its report after
-// the next, or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used
-// up, and none are left.
+// Want reports whether the holder gets another lease, and its size. That is the need until its report after the next,
+// or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used up, and none are
+// left.
+//
+// A holder gets one in four cases, in this order:
+//
+//   - It has none yet.
+//   - Its lease ends before the window does.
+//   - It will run out before its next report, or has begun to refuse.
+//   - It has far more than it needs, and others are short.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
 	left := ends.Sub(now)
@@ -134,6 +145,8 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	case l.size > 0 && over.Sub(now) < ahead*h.use.every && over.Sub(now)+unit < TTL(now, ends):
 		return max(n, min(l.live, b.Left, b.Largest)), true // its TTL passes before the window does
 	case has < soon || h.use.denied && has < need:
+		// A new lease replaces the old one, so it must be larger. One of 0 tells a holder that has used up its own that
+		// nothing is left.
 		return n, n > has || has == 0 && l.size > 0
 	// What a smaller lease leaves over would go to others, if it was credited.
 	case !b.Refills && b.short() && l.live > shrinkAbove*need+1:

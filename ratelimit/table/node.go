@@ -92,6 +92,7 @@ func (n *Node) Run(ctx context.Context, failed func(error)) {
 // stepTime bounds a step: other nodes' requests for the store may be in front.
 const stepTime = 2 * time.Second
 
+// beat steps until nothing is due.
 func (n *Node) beat(ctx context.Context) error {
 	for {
 		bounded, cancel := context.WithTimeout(ctx, stepTime)
@@ -104,7 +105,8 @@ func (n *Node) beat(ctx context.Context) error {
 }
 
 // Step reads what is new, up to a chunk; or in a new life, when all is read, it writes back a chunk of what the store
-// lacks. more reports whether another step is due at once.
+// lacks. more reports whether another step is due at once. It blocks until ctx is done at most. A step that fails
+// changes nothing but what it has read, and the next one goes on there.
 func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	page, err := n.store.Since(ctx, n.lives(), n.place, chunk)
 	if err != nil {
@@ -112,6 +114,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	}
 	now := n.clock()
 	n.ahead.Store(int64(page.Now - now))
+	// Silence counts from the first answer: a node that has just begun has nothing to doubt.
 	if n.heard == 0 {
 		n.heard = now
 	}
@@ -120,6 +123,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 		n.begin("")
 		return true, nil
 	}
+	// The page is from the beginning of the other life (Since).
 	if page.Life != n.lives() {
 		n.begin(page.Life)
 	}

@@ -39,6 +39,8 @@ func (s *Stream) Next() []byte {
 	}
 }
 
+// encode writes records one after the other, as key, version, end and value. Numbers are varints, and texts have their
+// length before them.
 func encode(records []Record) (b []byte) {
 	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 	for i := range records {
@@ -61,6 +63,7 @@ func (t *Table) Receive(message []byte, now instant) error {
 	return nil
 }
 
+// decode reads what encode writes. A message is accepted as a whole or not at all.
 func decode(b []byte, now instant) (records []Record, err error) {
 	number := func() (v uint64) {
 		v, n := binary.Uvarint(b)

@@ -21,10 +21,13 @@ type Table struct {
 	// feed has each change, by place. A record that changed again has a later one: the earlier counts no more, and is
 	// dropped when half of the feed is. Guarded by mu.
 	feed  []*entry
-	place int64   // guarded by mu: of the last change
-	top   instant // guarded by mu: the highest version that was ever here
-	live  int     // guarded by mu: records that were not removed
-	round uint32  // guarded by mu: counts the times that a node reads the whole store
+	place int64 // guarded by mu: of the last change
+	// top is the highest version that was ever here, also of records that are dropped (rule 2). Guarded by mu.
+	top  instant
+	live int // guarded by mu: records that were not removed
+	// round counts the times that a node reads the whole store. A record that has not arrived in this round is one that
+	// the store lacks. Guarded by mu.
+	round uint32
 }
 
 // entry is a record at a place. Invariant: only arrived and round change.
@@ -69,6 +72,7 @@ func (t *Table) Record(key string) Record {
 	return t.lookLocked(key)
 }
 
+// lookLocked is Record.
 func (t *Table) lookLocked(key string) Record {
 	if e := t.records[key]; e != nil {
 		return e.Record
@@ -110,7 +114,8 @@ func (t *Table) Since(after int64, n int) (all []Record, place int64, more bool)
 // Merge takes records in: of two of a key, the greater one counts.
 func (t *Table) Merge(records []Record, now instant) { t.take(records, now, false) }
 
-// take merges records. With replace, they replace greater ones, too.
+// take merges records. With replace, they replace greater ones, too: a table in doubt (rule 6) takes what the store
+// has.
 func (t *Table) take(records []Record, now instant, replace bool) {
 	all := make([]*entry, len(records))
 	for i := range records {
@@ -136,6 +141,7 @@ func (t *Table) enter(r Record) *entry {
 	return next
 }
 
+// putLocked merges an entry. nil counts as rejected, and so does a new key beyond the bound.
 func (t *Table) putLocked(next *entry, now instant, replace bool) {
 	var is *entry
 	if next != nil {
@@ -210,6 +216,7 @@ func (t *Table) Forget(now, at instant) (gone []Record) {
 		}
 	}
 	t.mu.RUnlock()
+	// Requests wait only for the drop. A record may have arrived again since the look.
 	t.drop(old, func(e *entry) bool {
 		ok := e.expired(e.arrived, now, at)
 		if ok && !t.silent(e) {
@@ -227,7 +234,7 @@ func (t *Table) Drop(records []Record) {
 	}
 }
 
-// drop drops the records of keys for which ok holds now.
+// drop drops the records of keys for which ok holds now. No version falls by that: top stays (rule 2).
 func (t *Table) drop(keys []string, ok func(*entry) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,3 +1,7 @@
+// Frames that come: framesLocked cuts a batch, frameLocked checks the order of frames, and each kind has a function. A
+// header block begins a call (beginLocked). The data of its request completes it (completeLocked), and the gate decides
+// whether the lead answers it. Errors that end a stream are written here; a fault ends the connection.
+
 package transport
 
 import (
@@ -12,16 +16,19 @@ import (
 
 // block is a header block that goes on in another frame.
 type block struct {
-	stream uint32 // 0: there is none
+	// stream is 0 if there is none. Until the block is complete, only its continuations may come (RFC 9113, 6.10).
+	stream uint32
 	flags  http2.Flags
-	bytes  []byte
-	since  int64
+	bytes  []byte // a copy: the batch is read into again
+	since  int64  // when it began
 }
 
-// enoughCredit is when a caller is given back its window though nothing else is sent.
+// enoughCredit is when a caller is given back its window though nothing else is sent. It is far less than connWindow,
+// so that a caller with a large request does not wait for its window.
 const enoughCredit = 16 << 10
 
-// framesLocked handles frames, and returns the beginning of one that is not complete.
+// framesLocked handles frames, and returns the beginning of one that is not complete. It returns at an end: the rest of
+// a batch must not begin calls on a connection that is over.
 func (c *connection) framesLocked(b []byte) (rest []byte, err error) {
 	for len(b) >= frameHeader && !c.life.over {
 		f := readFrame(b)
@@ -40,6 +47,7 @@ func (c *connection) framesLocked(b []byte) (rest []byte, err error) {
 	return b, nil
 }
 
+// frameLocked handles a frame. Priorities, extensions, and a caller's GOAWAY have no effect.
 func (c *connection) frameLocked(f *frame, payload []byte) error {
 	in := &c.in
 	if err := f.check(); err != nil {
@@ -49,6 +57,7 @@ func (c *connection) frameLocked(f *frame, payload []byte) error {
 		return protocolError("a connection begins with settings")
 	}
 	in.begun = true
+	// s is nil for a call that has ended: its caller may have sent data, windows or a reset before it read that.
 	s := c.calls.open[f.stream]
 	if !c.idle.afford(f, s != nil, in.at) {
 		c.Budget.Excess.Add(1)
@@ -58,6 +67,7 @@ func (c *connection) frameLocked(f *frame, payload []byte) error {
 	if goesOn != (f.kind == http2.FrameContinuation) || goesOn && f.stream != in.block.stream {
 		return protocolError("a header block that does not go on, or did not begin")
 	}
+	// A stream with a higher number never began, and a frame for it is an error (RFC 9113, 5.1).
 	if f.stream > c.calls.latest && (f.kind == frameData || f.kind == frameReset || f.kind == frameWindow) {
 		return protocolError(fmt.Sprintf("a frame of kind %v for stream %d, which did not begin", f.kind, f.stream))
 	}
@@ -117,6 +127,9 @@ func (c *connection) blockLocked(f *frame, payload []byte) error {
 func mostBlock(headerBytes uint32) int { return max(mostFrame, int(headerBytes)) }
 
 // beginLocked begins the call whose header block is complete, or refuses it.
+//
+// The block is decoded first, also of calls that are refused: it changes the table for all later blocks (RFC 7541,
+// 2.2). Later cases read fields that earlier ones have checked: large ones are not complete.
 func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) error {
 	f := &c.in.fields
 	if err := f.read(block); err != nil {
@@ -124,14 +137,18 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	}
 	ended := flags.Has(flagEndStream)
 	switch {
+	// The caller was given the number of the last call: it repeats this one elsewhere (RFC 9113, 6.8).
 	case c.life.lastStream:
 		return nil
+	// Handlers count that go on after a reset, or callers would have any number of them run. Clients repeat a call that
+	// was refused.
 	case c.Caps.Streams > 0 && max(len(c.calls.open), c.calls.handlers) >= c.mostStreams():
 		c.resetLocked(id, http2.ErrCodeRefusedStream)
 		return nil
 	case f.large():
 		c.resetLocked(id, http2.ErrCodeFrameSize)
 		return nil
+	// The fields of own calls are not kept, and so not checked: nothing reads them but the few in call.
 	case f.own == nil && !f.valid():
 		c.resetLocked(id, http2.ErrCodeProtocol)
 		return nil
@@ -149,6 +166,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 		s.until = c.in.at + int64(f.patience)
 	}
 	s.method = f.own
+	// Spans continue a trace of the caller, which is in the fields. Without spans no metadata is made.
 	if f.own.Spans != nil {
 		s.metadata = f.metadata()
 		c.addLocked(s, int64(f.size))
@@ -172,7 +190,8 @@ func (c *connection) mostStreams() int {
 	return int(c.Caps.Streams)
 }
 
-// abortLocked answers a call that does not begin.
+// abortLocked answers a call that does not begin. If its request goes on, the reset says that the rest is not needed
+// (RFC 9113, 8.1).
 func (c *connection) abortLocked(id uint32, ended bool, code int, st *status.Status) {
 	block := appendStatus(code)
 	block = appendField(block, "content-type", "application/grpc")
@@ -182,9 +201,11 @@ func (c *connection) abortLocked(id uint32, ended bool, code int, st *status.Sta
 	}
 }
 
-// dataLocked handles data of a call.
+// dataLocked handles data of a call. An own call's request that comes whole in one frame is not copied: it stays in the
+// batch until it is decided. Pieces are copied, because the next read overwrites the batch.
 func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
-	c.in.credit += f.length // of the connection's window
+	// Each byte counts for the connection's window (RFC 9113, 6.9), padding too, and also of calls that have ended.
+	c.in.credit += f.length
 	payload, err := f.bare(payload)
 	if err != nil || s == nil || s.ended { // it was refused, or has been answered
 		return err
@@ -222,12 +243,14 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 	return nil
 }
 
+// tooLarge is the status of a message beyond MessageBytes.
 func (c *connection) tooLarge(bytes int) *status.Status {
 	return status.Newf(codes.ResourceExhausted, "the message has %d bytes or more, at most %d are accepted", bytes,
 		c.Caps.MessageBytes)
 }
 
-// malformed says why bytes do not begin a message that the port accepts; nil: they do, as far as they have come.
+// malformed says why bytes do not begin a message that the port accepts; nil: they do, as far as they have come. It is
+// asked as soon as the prefix has come, so that a message of 4 GB is refused by its first five bytes.
 func (c *connection) malformed(b []byte, encoding string) *status.Status {
 	if len(b) < messagePrefix {
 		return nil
@@ -248,7 +271,7 @@ func (c *connection) malformed(b []byte, encoding string) *status.Status {
 	return status.Newf(codes.Unimplemented, "the message is compressed (%.100q): send it without compression", encoding)
 }
 
-// malformedLocked refuses an own call whose request is none.
+// malformedLocked refuses an own call whose request is no message. Malformed counts it, because Answer never gets it.
 func (c *connection) malformedLocked(s *stream, st *status.Status) {
 	if s.method.Malformed != nil {
 		s.method.Malformed(st.Err())
@@ -256,7 +279,8 @@ func (c *connection) malformedLocked(s *stream, st *status.Status) {
 	c.failLocked(s, st)
 }
 
-// completeLocked puts a call whose request is complete among those to be answered, if the gate lets it in.
+// completeLocked puts a call whose request is complete among those to be answered, if the gate lets it in. The gate is
+// asked only now: a call that never becomes complete costs no processor, and must not make others be refused.
 func (c *connection) completeLocked(s *stream) {
 	c.completesLocked(s)
 	b := s.request
@@ -276,11 +300,14 @@ func (c *connection) completeLocked(s *stream) {
 	c.in.turn = append(c.in.turn, s)
 }
 
+// settingsLocked applies a caller's settings, and acknowledges them; or notes that the caller has acknowledged this
+// side's. Of all settings, only the initial window has an effect here.
 func (c *connection) settingsLocked(f *frame, p []byte) error {
 	if f.flags.Has(flagAck) {
 		c.in.acked = true
 		return nil
 	}
+	// A stream's window is relative to the initial one, so that a change costs the same for any number of calls.
 	initial := c.out.initial
 	for ; len(p) > 0; p = p[6:] {
 		// This side has no table, and its frames are not larger than the least bound.
@@ -294,12 +321,15 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	}
 	if initial != c.out.initial {
 		c.out.initial = initial
-		c.unblockLocked(0) // the next settings may take it back
+		// Nothing is paid for the looks at blocked calls: the next settings may take the window back.
+		c.unblockLocked(0)
 	}
 	c.writeFrameLocked(frameSettings, flagAck, 0, nil)
 	return nil
 }
 
+// pingLocked answers a ping, or handles the answer to one: to goodbye, or to a ping behind a message of a Talk. The
+// ping after a silence has zeros, and its answer needs no handling: any bytes reset pinged.
 func (c *connection) pingLocked(f *frame, p [8]byte) {
 	switch {
 	case !f.flags.Has(flagAck):
@@ -311,6 +341,8 @@ func (c *connection) pingLocked(f *frame, p [8]byte) {
 	}
 }
 
+// windowLocked adds to a window. One of the connection lets all blocked answers go on, and one of a stream only its
+// own.
 func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 	if id == 0 {
 		c.out.window += n

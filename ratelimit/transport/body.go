@@ -2,7 +2,8 @@ package transport
 
 import "sync"
 
-// Body is one HTTP request's that is being read, as a Budget sees it.
+// Body is the body of an HTTP request that is being read, as a Budget sees it. The reader calls Grow for each piece
+// before it keeps it, and Close when it has let go of all. It is safe for concurrent use.
 type Body struct {
 	budget *Budget
 	since  int64
@@ -14,7 +15,7 @@ type Body struct {
 	over bool
 }
 
-// bodyCost is what a request costs before its body.
+// bodyCost is what a request costs before its body. It stands for the goroutine and the buffers of net/http.
 const bodyCost = 8 << 10
 
 // Body begins one. If the body has to end, stop is called, from another goroutine and at most once. It must
@@ -56,6 +57,7 @@ func (v *Body) Close() {
 	v.let()
 }
 
+// let gives back its bytes, once: the reader and the budget may both end it.
 func (v *Body) let() {
 	v.mu.Lock()
 	bytes := v.bytes

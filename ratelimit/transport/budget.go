@@ -37,8 +37,8 @@ type holder interface {
 	end()
 }
 
-// moment is how long a caller may take between the beginning of a call and its
-// end before it is one of those that are looked at first.
+// moment is how long a caller may take between the beginning of a call and its end before it is one of those that are
+// looked at first. Envoy waits 20 ms for a decision by default, so that its calls are younger in a node that keeps up.
 const moment = 250 * time.Millisecond
 
 // NewBudget makes a budget of so many bytes.
@@ -57,12 +57,14 @@ func (b *Budget) orAll() *Budget {
 // Held is how many bytes are held now.
 func (b *Budget) Held() int64 { return b.held.Load() }
 
+// join adds a holder, before it is charged for the first time.
 func (b *Budget) join(h holder) {
 	b.mu.Lock()
 	b.holders[h] = struct{}{}
 	b.mu.Unlock()
 }
 
+// leave removes a holder. When it returns, none of its methods is called any more.
 func (b *Budget) leave(h holder) {
 	b.mu.Lock()
 	delete(b.holders, h)
@@ -81,19 +83,26 @@ func (b *Budget) charge(bytes int64) {
 	}
 }
 
-// left is how many bytes may be held in addition.
+// left is how many bytes may be held in addition. What handlers of ended calls hold does not count: no connection that
+// ends gives it back. Method full bounds it instead.
 func (b *Budget) left() int64 { return b.most - (b.held.Load() - b.ending.Load()) }
 
-// full reports whether handlers whose calls have ended hold so much that a connection has one at most.
+// full reports whether handlers whose calls have ended hold so much that a connection has one at most. Without it, a
+// caller that opens and resets calls of services adds a handler each time. A reset frees the memory of its connection,
+// and the handler goes on until it looks at its context.
 func (b *Budget) full() bool { return b.ending.Load() > b.most/8 }
 
-// ended notes that a handler whose call had ended has found that.
+// ended notes that a handler whose call had ended has found that. Until then the bytes were in both sums:
+// leaveHandlerLocked adds them to ending, and held has them since the call began.
 func (b *Budget) ended(bytes int64) {
 	b.ending.Add(-bytes)
 	b.held.Add(-bytes)
 }
 
 // makeRoom ends holders until an eighth is free, so that it need not be done for each byte of an attack.
+//
+// The steps: ask all holders, and end the heaviest first. Stop where the next one is much lighter than the first, ask
+// again, and go on until there is room or no holder has any bytes.
 func (b *Budget) makeRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -103,6 +112,8 @@ func (b *Budget) makeRoom() {
 	// Holders may have grown since they were asked, and are asked again.
 	for all := b.heaviestLocked(); len(all) > 0 && all[0].now > 0; all = b.heaviestLocked() {
 		for _, w := range all {
+			// A much lighter holder is not ended in this round. A flood on many connections grows while the first of
+			// them ends, and would be behind an honest caller with one call.
 			if w.now == 0 || w.weight < all[0].weight/similar || b.left() >= b.most/8 {
 				break
 			}
@@ -117,8 +128,7 @@ func (b *Budget) makeRoom() {
 	}
 }
 
-// similar is how many times as much as the last one the first may hold of those that end together. Meanwhile, others
-// may have become heavier than what is lighter.
+// similar is how many times as much the first holder may have as the last one that ends in the same round.
 const similar = 4
 
 // weight is what a holder held when it was asked.
@@ -157,5 +167,5 @@ func (b *Budget) heaviestLocked() []weight {
 
 var started = time.Now()
 
-// nanotime is the time on the monotonic clock.
+// nanotime is the time on the monotonic clock, in nanoseconds since the process began. In fields, 0 stands for never.
 func nanotime() int64 { return int64(time.Since(started)) }

@@ -18,6 +18,12 @@ import (
 )
 
 // connection is one HTTP/2 connection of a Port.
+//
+// One goroutine leads at a time: it alone uses in, reads the socket, and handles frames. A decision that waits hands
+// the lead over in Waits, under mu. All else is shared: handlers of services, decisions that waited, timers, and the
+// Budget, which ends it. Each of them may write; output says how they take turns.
+//
+// The path of a batch: lead, read, take, framesLocked (arrive.go), answer (stream.go), flush (output.go).
 type connection struct {
 	*Port
 	net.Conn                      // above TLS
@@ -34,7 +40,8 @@ type connection struct {
 	receipts receipts // guarded by mu
 }
 
-// input is the state of the goroutine that leads.
+// input is the state of the goroutine that leads. Invariant: turn is empty when a read begins, because the requests of
+// its calls lie in batch.
 type input struct {
 	batch  []byte // for reads; requests lie in it
 	rest   []byte // in batch: the beginning of the next frame
@@ -45,27 +52,38 @@ type input struct {
 	turn   []*stream         // calls to be answered
 	next   int               // of them
 	answer []byte            // space for an answer
-	credit int               // bytes of data whose window the caller was not given back
-	begun  bool              // the caller's settings have come
-	acked  bool              // the caller has read those of this side
+	// credit is how many bytes of data the caller was not given back as a window of the connection. They are given back
+	// when they are handled, whether their call keeps them or not: the Budget bounds memory, not the window.
+	credit int
+	begun  bool // the caller's settings have come
+	// acked reports whether the caller has acknowledged this side's settings, and so has read the bound on calls.
+	acked bool
 }
 
-// calls are the open calls of a connection.
+// calls are the open calls of a connection. Each own call of open is incomplete, in input.turn, being decided, or in
+// blocked.
 type calls struct {
-	open       map[uint32]*stream
-	latest     uint32               // the highest stream so far
-	incomplete int                  // requests
-	handlers   int                  // that run, also of calls that were reset
-	blocked    map[*stream]struct{} // whose answers wait for a window
-	inside     int                  // calls that the gate let in
-	leaving    int                  // of these, calls whose leaving the gate has not seen
+	open   map[uint32]*stream
+	latest uint32 // the highest stream so far
+	// incomplete counts those that wait for their caller: !stream.complete. Stalled calls are looked for only if there
+	// are some.
+	incomplete int
+	// handlers are exchanges whose handler has not returned, also of calls that were reset. So len(open) can be less.
+	handlers int
+	blocked  map[*stream]struct{} // whose answers wait for a window
+	// inside counts calls that the gate let in. leaving are those of them whose leaving the gate has not been given
+	// yet: one Leave for all of a batch takes the gate's lock once.
+	inside  int
+	leaving int
 }
 
-// memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less unbooked.
+// memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less unbooked. Changes
+// are booked under the connection's lock, and charged after it is released.
 type memory struct {
 	bytes, unbooked int64
 	partial         int64 // of bytes: frames and header blocks that are not complete
-	since           int64 // when partial began
+	// since is when the first byte of what is partial came. A caller that sends a frame byte by byte does not renew it.
+	since int64
 }
 
 func (m *memory) add(bytes int64) {
@@ -82,29 +100,41 @@ func (m *memory) book() int64 {
 
 // life is the age of a connection, in nanoseconds since the process began.
 type life struct {
-	end        int64  // of its Age
-	received   int64  // when bytes came last
-	quiet      int64  // since when it has no call
-	pinged     int64  // 0: not since bytes came
-	deadline   int64  // of the read under way
-	look       int64  // when to look for calls that their caller has stalled; 0: none wait for it
-	asked      int64  // when it was asked to end; 0: it was not
-	lastStream bool   // the caller has the number of the last call
-	last       uint32 // that number
-	over       bool
+	end      int64 // of its Age
+	received int64 // when bytes came last
+	// quiet is since when the connection has no open call. It counts only while there is none.
+	quiet  int64
+	pinged int64 // 0: not since bytes came
+	// deadline is the read deadline that the socket has now. Others than the leader bring it forward, so that its read
+	// returns and it looks again: soonerLocked.
+	deadline int64
+	look     int64 // when to look for calls that their caller has stalled; 0: none wait for it
+	asked    int64 // when it was asked to end; 0: it was not
+	// lastStream is set once the caller was given the number of the last call, which is last. Later calls are ignored.
+	lastStream bool
+	last       uint32
+	// over is set by let, for good: all calls are closed, and memory is given back. Then nothing more is written, and
+	// the leader ends when it finds it.
+	over bool
 }
 
 const (
-	smallBytes = 8 << 10 // that one read accepts at least, if there are so many
-	connWindow = 1 << 20 // of requests under way on a connection
+	// smallBytes is the room for a read, at least. It holds dozens of rate limit calls, and each connection keeps that
+	// much.
+	smallBytes = 8 << 10
+	// connWindow is how many bytes of requests may be under way on a connection, before this side has read them.
+	connWindow = 1 << 20
 )
 
+// prefaced reads the caller's preface, and reports whether it is that of HTTP/2. It blocks, at most for the time of
+// handshake.
 func prefaced(c net.Conn) bool {
 	preface := make([]byte, len(http2.ClientPreface))
 	_, err := io.ReadFull(c, preface)
 	return err == nil && string(preface) == http2.ClientPreface
 }
 
+// newConnection makes the state of a connection. It reads and writes nothing.
 func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInfo) *connection {
 	now := nanotime()
 	c := &connection{
@@ -125,14 +155,20 @@ func (c *connection) greet() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.out.frames = appendSettings(c.out.frames,
+		// A stream's window is the largest message, so that a unary call needs no frames for its window. Settings of 0
+		// are left out, which means no bound.
 		uint32(http2.SettingMaxConcurrentStreams), c.Caps.Streams,
 		uint32(http2.SettingInitialWindowSize), uint32(c.Caps.MessageBytes)+messagePrefix,
 		uint32(http2.SettingMaxHeaderListSize), c.Caps.HeaderBytes)
+	// Settings do not change the window of the connection, which begins at 65535 (RFC 9113, 6.9.2).
 	c.writeFrameLocked(frameWindow, 0, 0, be32(connWindow-65535))
 	c.flushLocked()
 }
 
-// lead answers calls and reads, until the connection ends, or a call waits: then another goroutine leads.
+// lead answers calls and reads, until the connection ends, or a call waits: then another goroutine leads, and goes on
+// with the next call of turn.
+//
+// All calls of a batch are answered before one write, so that they share its price. Answers are appended to out.frames.
 func (c *connection) lead() {
 	defer c.contain(c.abandon)
 	in := &c.in
@@ -146,6 +182,7 @@ func (c *connection) lead() {
 		}
 		clear(in.turn)
 		in.turn, in.next = in.turn[:0], 0
+		// A caller that does not read blocks here if much waits: then this connection reads nothing more either.
 		c.flush()
 		if err := c.read(); err != nil {
 			c.bye(err)
@@ -158,10 +195,12 @@ func (c *connection) lead() {
 	}
 }
 
-// read handles what comes next.
+// read handles what comes next. The beginning of a frame moves to the front of the buffer, which grows while the frame
+// does not fit. A timeout of the read is no error: await has set it for the time when something is due.
 func (c *connection) read() error {
 	in := &c.in
-	if len(in.rest) <= smallBytes && cap(in.batch) > 2*smallBytes { // it was for a large frame
+	// The room was for a large frame. A caller must not have a node keep it for three bytes of the next one.
+	if len(in.rest) <= smallBytes && cap(in.batch) > 2*smallBytes {
 		in.batch = make([]byte, 0, len(in.rest)+smallBytes)
 	}
 	in.batch = slices.Grow(append(in.batch[:0], in.rest...), smallBytes)
@@ -179,7 +218,8 @@ func (c *connection) read() error {
 	}
 }
 
-// await does what is due, and sets the time of the next read.
+// await does what is due, and sets the time of the next read. It writes outside of the lock of lookAhead: a ping, or a
+// GOAWAY.
 func (c *connection) await() error {
 	waiting, err := c.lookAhead()
 	if waiting {
@@ -214,7 +254,7 @@ func small(b []byte) []byte {
 	return b
 }
 
-// take handles a batch.
+// take handles a batch. The clocks are read once for all its frames.
 func (c *connection) take(all []byte) error {
 	in := &c.in
 	in.at = nanotime()
@@ -229,7 +269,8 @@ func (c *connection) take(all []byte) error {
 	return err
 }
 
-// takeFrames is take, and returns the change of the budget.
+// takeFrames is take, and returns the change of the budget. It holds the lock for the whole batch. It returns the
+// change because the budget may end this connection, which takes the lock.
 func (c *connection) takeFrames(all []byte) (change int64, err error) {
 	in := &c.in
 	c.mu.Lock()
@@ -242,10 +283,12 @@ func (c *connection) takeFrames(all []byte) (change int64, err error) {
 	}
 	in.rest = rest
 	c.keepLocked()
+	// A frame for each piece of data would cost more than the data. It goes along where a write is due anyway.
 	if credit := &in.credit; *credit >= enoughCredit || *credit > 0 && len(c.out.frames) > 0 {
 		c.writeFrameLocked(frameWindow, 0, 0, be32(uint32(*credit)))
 		*credit = 0
 	}
+	// The budget, or Stop, ended it. What keepLocked has just booked is given back by bye.
 	if c.life.over {
 		err = net.ErrClosed
 	}
@@ -263,7 +306,7 @@ func (c *connection) keepLocked() {
 	c.memory.partial = partial
 }
 
-// Instants in the life of a connection, as grpc-go has them for a server.
+// Instants in the life of a connection. noPong and lastCalls are those of grpc-go's server.
 const (
 	silence   = time.Minute      // before a ping
 	noPong    = 20 * time.Second // after it
@@ -271,11 +314,16 @@ const (
 	ageless   = time.Hour        // between two looks, at most
 )
 
-// dueLocked does what is due, and returns when the next thing is. With an error the connection ends.
+// dueLocked does what is due, and returns when the next thing is. With an error the connection ends: it stalled,
+// answered no ping, is too old, or has no call left after it was asked to end.
+//
+// due reports whether an instant has come, and else makes it a candidate for next. So it is asked only where the event
+// can happen.
 func (c *connection) dueLocked(now int64) (next int64, err error) {
 	l, caps := &c.life, &c.Caps
 	next = now + int64(ageless)
 	due := func(since int64, after time.Duration) bool {
+		// An instant that has passed and leads to no end must not make the reads spin.
 		next = min(next, max(since+int64(after), now+1))
 		return now >= since+int64(after)
 	}
@@ -283,6 +331,7 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		c.Budget.Stalled.Add(1)
 		return next, os.ErrDeadlineExceeded // a request, or the reading of an answer, did not go on
 	}
+	// stalledLocked has found none, and has set when to look next.
 	if l.look != 0 {
 		next = min(next, l.look)
 	}
@@ -303,13 +352,15 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {
 		c.lastCallsLocked()
 	}
-	if l.over || l.lastStream && quiet && !c.out.writing { // who writes has the lead look again
+	// While another goroutine writes the last answers, the lead waits: flushLocked wakes it when they are written.
+	if l.over || l.lastStream && quiet && !c.out.writing {
 		return next, io.EOF
 	}
 	return next, nil
 }
 
-// soonerLocked has the goroutine that leads look what is due then, at the latest.
+// soonerLocked has the goroutine that leads look at the latest then. It may be blocked in a read, which ends at its
+// deadline.
 func (c *connection) soonerLocked(at int64) {
 	if l := &c.life; at < l.deadline {
 		l.deadline = at
@@ -317,7 +368,8 @@ func (c *connection) soonerLocked(at int64) {
 	}
 }
 
-// waitsSinceLocked has the connection look for stalled calls when one that waits for its caller since then is.
+// waitsSinceLocked notes that a call has waited for its caller since that instant: RequestTimeout later the connection
+// looks for stalled calls.
 func (c *connection) waitsSinceLocked(since int64) {
 	at := since + int64(c.Caps.RequestTimeout)
 	if c.life.look == 0 || at < c.life.look {
@@ -329,13 +381,16 @@ func (c *connection) waitsSinceLocked(since int64) {
 // without the bound each frame would bring one.
 const looks = 64
 
-// stalledLocked reports whether a call has waited for its caller for too long. It looks when one may have.
+// stalledLocked reports whether a call has waited for its caller for too long. It looks when one may have. One stalled
+// call ends the connection, because a caller that leaves one unfinished can leave all. Calls are in no order of age,
+// which each of them would pay for, so a look visits all.
 func (c *connection) stalledLocked(now int64) bool {
 	l, most := &c.life, int64(c.Caps.RequestTimeout)
 	if l.look == 0 || now < l.look {
 		return false
 	}
 	oldest := c.oldestLocked()
+	// The call that the look was for has gone on.
 	if oldest == 0 {
 		l.look = 0
 		return false
@@ -365,6 +420,10 @@ func (c *connection) oldestLocked() (oldest int64) {
 }
 
 // bye ends the connection and all that is open on it, and tells the caller why.
+//
+// The order: GOAWAY is written while there is still an output, then all calls are let go of, so that neither the budget
+// nor the gate waits for the caller. Only an end in order (EOF: no call is left, or the caller closed) waits for the
+// caller to close, for a second.
 func (c *connection) bye(err error) {
 	c.mu.Lock()
 	code, reason := http2.ErrCodeNo, ""
@@ -378,7 +437,7 @@ func (c *connection) bye(err error) {
 	c.writeFrameLocked(frameGoAway, 0, 0, append(be32(last), append(be32(uint32(code)), reason...)...))
 	// A caller that does not read is not waited for.
 	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-	c.out.timed = time.Now()
+	c.out.timed = time.Now() // or writeLocked would set a later deadline
 	c.mu.Unlock()
 	c.flush()
 	c.let()
@@ -392,7 +451,8 @@ func (c *connection) bye(err error) {
 	c.abandon()
 }
 
-// abandon ends the connection at once, and removes it from the port.
+// abandon ends the connection at once, and removes it from the budget and the port. It leaves the budget first: that
+// must not choose it again, and count it twice.
 func (c *connection) abandon() {
 	c.Budget.leave(c)
 	c.end()
@@ -401,7 +461,8 @@ func (c *connection) abandon() {
 	c.Port.mu.Unlock()
 }
 
-// let lets go of all calls.
+// let lets go of all calls, their place in the gate, and their memory. The budget counts what is not in unbooked, and
+// gets that back. It may be called again: after takeFrames has booked a partial frame.
 func (c *connection) let() {
 	c.mu.Lock()
 	c.life.over = true
@@ -418,7 +479,7 @@ func (c *connection) let() {
 	c.Budget.charge(-charged)
 }
 
-// leaveLocked tells the gate of calls that have left.
+// leaveLocked tells the gate of calls that have left. Each flush does it, before it can block.
 func (c *connection) leaveLocked() {
 	l := &c.calls
 	if l.leaving > 0 {
@@ -428,7 +489,8 @@ func (c *connection) leaveLocked() {
 	}
 }
 
-// end implements holder.
+// end implements holder. Its caller may hold the lock of the Budget or of the Port. It charges a negative number, so
+// that it ends no other holder.
 func (c *connection) end() {
 	c.let()
 	c.cut()
@@ -442,7 +504,8 @@ func (c *connection) cut() {
 	_ = c.Close()
 }
 
-// holds implements holder.
+// holds implements holder. What the writing goroutine holds counts as held for long once the write has lasted since
+// then. What waits behind it counts as well.
 func (c *connection) holds(since int64) (now, long int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -18,6 +18,11 @@
 // connection share the price of reading and writing. A decision that waits (ratelimit.Waits) keeps the goroutine, and
 // a new one leads.
 //
+// Locks are taken in this order: mu of a Port or a Budget, then mu of a connection or a Body, then those of a Gate or a
+// Listener. So a connection charges its Budget only after it has released its own lock: the Budget may end any
+// connection to make room, this one too. Functions that end in Locked book a change of memory, and their caller charges
+// it.
+//
 // It does not bound the work of the service on a complete request, nor tell callers apart by address: they may all
 // come through one proxy.
 package transport

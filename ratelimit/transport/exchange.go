@@ -20,19 +20,31 @@ import (
 )
 
 // exchange is a call of one of the Services, and the grpc.ServerStream of its handler.
+//
+// Three goroutines meet here, under of.mu. The lead appends to body. The handler's goroutine takes messages out of it
+// (receive), writes answers (send), and ends the call (finish). A handler may send in one goroutine and receive in
+// another, as grpc.ServerStream allows.
+//
+// A call ends for its caller when stream.gone is set: by finish, a reset, or the end of the connection. In the last two
+// cases the handler goes on, until a receive, a send or its context says so. What it holds counts in Budget.ending
+// meanwhile.
 type exchange struct {
 	of     *connection
 	stream *stream
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	news *sync.Cond // of of.mu: there may be something to be received, or a window. Its own, so that none wakes all.
+	// news is signaled when there may be something to be received, a window, or an end. Its lock is of.mu. Each
+	// exchange has its own: with one for the connection, a frame of data would wake the handlers of all calls.
+	news *sync.Cond
 
 	// Guarded by of.mu:
-	body   bytes.Buffer // received, and not taken by the handler
-	talk   *Talk        // nil: it is none
-	ending int64        // what it costs though its call has ended, because its handler goes on
-	unsent int64        // of its cost: a message that waits for a window
+	body bytes.Buffer // received, and not taken by the handler
+	talk *Talk        // nil: it is none
+	// ending is what the call costs after it has ended, while its handler goes on. Budget.ending contains it.
+	ending int64
+	// unsent is the part of the call's cost that is a message that waits for a window.
+	unsent int64
 
 	// Of the goroutine that sends:
 	header, trailer metadata.MD
@@ -57,7 +69,8 @@ type exchangeKey struct{}
 // exchangeCost is what an open call costs, in addition to its fields: its goroutines, and what they have.
 const exchangeCost = 32 << 10
 
-// handLocked begins a call of the services, or refuses it.
+// handLocked begins a call of the services in a goroutine of its own, or refuses it. The gate is for the port's own
+// methods alone.
 func (c *connection) handLocked(id uint32, ended bool) {
 	f := &c.in.fields
 	handle, refusal := c.Services.find(f.path)
@@ -81,15 +94,17 @@ func (c *connection) handLocked(id uint32, ended bool) {
 	}
 	c.addLocked(s, int64(f.size)+exchangeCost)
 	caller := &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr(), AuthInfo: c.proof}
+	// The context is no child of a connection's: closeLocked cancels it, for a reset and for an end alike.
 	x.ctx = metadata.NewIncomingContext(peer.NewContext(context.Background(), caller), f.metadata())
 	x.ctx = context.WithValue(x.ctx, exchangeKey{}, x)
 	if f.patience == forever {
 		x.ctx, x.cancel = context.WithCancel(x.ctx)
 	} else {
 		x.ctx, x.cancel = context.WithTimeout(x.ctx, f.patience)
+		// A handler that waits for news does not see the deadline otherwise. Who cancels wakes it by itself.
 		context.AfterFunc(x.ctx, x.wake)
 	}
-	path := f.path
+	path := f.path // f has the next call's by then
 	c.running.Go(func() { x.finish(x.handled(handle, path)) })
 }
 
@@ -125,7 +140,8 @@ func (x *exchange) dataLocked(piece []byte) {
 	x.news.Broadcast()
 }
 
-// overLocked is why the call has ended for its handler; nil: it goes on.
+// overLocked is why the call has ended for its handler; nil: it goes on. The context says whether the caller's deadline
+// has passed or the call was cancelled.
 func (x *exchange) overLocked() error {
 	err := x.ctx.Err()
 	if err == nil && x.stream.gone {
@@ -153,7 +169,9 @@ func (x *exchange) RecvMsg(m any) error {
 	return nil
 }
 
-// receive waits for a message, and takes it out of the body.
+// receive waits for a message, and takes it out of the body. The message is a copy in a buffer of scratch, which its
+// caller gives back: the body's bytes are overwritten by what comes next. At the end of the request the error is
+// io.EOF.
 func (x *exchange) receive() (message *[]byte, err error) {
 	c, s := x.of, x.stream
 	c.mu.Lock()
@@ -222,7 +240,8 @@ func (x *exchange) head() {
 	}
 }
 
-// SendMsg implements grpc.ServerStream. It waits for the caller's windows.
+// SendMsg implements grpc.ServerStream. It waits for the caller's windows. It returns when the message is in the output
+// of the connection, not when the caller has it: a Talk has receipts for that.
 func (x *exchange) SendMsg(m any) error {
 	data, err := x.of.Services.codec().Marshal(m)
 	if err != nil {
@@ -244,7 +263,12 @@ func (x *exchange) SendMsg(m any) error {
 	return nil
 }
 
-// send says a message, as the windows let it, and a ping for its receipt.
+// send says a message, as the windows let it, and a ping for its receipt. It waits while the windows are used up, and
+// fails if the call ends meanwhile.
+//
+// A round says what fits. If something is left, that counts in the budget from the first round on, and what has been
+// said is flushed. Only a round that could say nothing waits: for a window of the call, of the connection (goOnLocked),
+// or for the end. A call that waits so for RequestTimeout is stalled, and ends its connection.
 func (x *exchange) send(data []byte) error {
 	c, s := x.of, x.stream
 	begun, whole := nanotime(), int64(cap(data))
@@ -256,6 +280,8 @@ func (x *exchange) send(data []byte) error {
 			return err
 		}
 		n := c.sendLocked(s, data)
+		// The caller will answer the frame with windows, and they must not count as idle. A byte at a time earns
+		// nothing: with windows of a byte, a caller would have all its handlers wake for ever.
 		if n >= leastData || n > 0 && n == len(data) {
 			c.idle.earn(framesAnAnswer)
 		}
@@ -273,6 +299,8 @@ func (x *exchange) send(data []byte) error {
 		c.waitsLocked(s, begun)
 		c.calls.blocked[s] = struct{}{}
 		x.news.Wait()
+		// The call goes on, and does not wait for its caller any more. One whose request has not ended waits for that,
+		// as before.
 		if s.ended || x.talk != nil {
 			c.completesLocked(s)
 		}
@@ -289,7 +317,8 @@ func (x *exchange) sentLocked() {
 	x.unsent = 0
 }
 
-// finish ends the answer, and gives back what the handler held.
+// finish ends the answer, and gives back what the handler held. Where no message was sent, headers and trailers are one
+// block (Trailers-Only). An error that is no status becomes one of its context, or of code Unknown.
 func (x *exchange) finish(err error) {
 	c, s := x.of, x.stream
 	st, known := status.FromError(err)

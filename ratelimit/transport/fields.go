@@ -20,7 +20,8 @@ import (
 // forever is the patience of a caller that does not say how long it waits.
 const forever = time.Duration(1<<63 - 1)
 
-// fields reads the header blocks of a connection. Between two blocks it has the fields of the last one.
+// fields reads the header blocks of a connection, all with one table. Between two blocks it has the fields of the last
+// one. The goroutine that leads owns it.
 type fields struct {
 	methods []Method
 	most    int // bytes of a block's fields, as HTTP/2 counts them
@@ -64,6 +65,8 @@ func (f *fields) read(block []byte) error {
 	return nil
 }
 
+// emit gets each field of a block from the decoder. Fields beyond the bound are decoded, for the table, and dropped. A
+// second :path replaces the first; valid refuses it, unless it names an own method.
 func (f *fields) emit(h hpack.HeaderField) {
 	f.size += int(h.Size())
 	if f.size > f.most {
@@ -74,7 +77,7 @@ func (f *fields) emit(h hpack.HeaderField) {
 		f.verb = h.Value
 	case ":path":
 		f.path, f.own = h.Value, nil
-		for i := range f.methods {
+		for i := range f.methods { // one or two
 			if f.methods[i].Name == h.Value {
 				f.own = &f.methods[i]
 			}
@@ -97,7 +100,8 @@ func (f *fields) emit(h hpack.HeaderField) {
 // large reports whether the fields are more than the port's bound. Then they are not complete.
 func (f *fields) large() bool { return f.size > f.most }
 
-// refusal is the answer to a call that is none of gRPC, with its status of HTTP; nil: it is one.
+// refusal is the answer to a call that is none of gRPC, with its status of HTTP; nil: it is one. The order, the codes
+// and the HTTP statuses are those of grpc-go.
 func (f *fields) refusal() (code int, st *status.Status) {
 	switch {
 	case !f.typed:
@@ -113,7 +117,8 @@ func (f *fields) refusal() (code int, st *status.Status) {
 	return 0, nil
 }
 
-// metadata are the fields of a call of the services, or of an own one with spans.
+// metadata are the fields of a call of the services, or of an own one with spans. Pseudo-fields such as :authority are
+// among them.
 func (f *fields) metadata() metadata.MD {
 	md := make(metadata.MD, len(f.all))
 	for _, h := range f.all {
@@ -188,9 +193,9 @@ func timeout(s string) (d time.Duration, ok bool) {
 // Header blocks that use no table, so that they can stand between any two others (RFC 7541).
 const (
 	tableSize  = 4096 // of the caller's fields
-	noTable    = 0x20 // before the first block: this side has a table of no bytes
-	status200  = 0x88
-	statusName = 8 // of a field :status
+	noTable    = 0x20 // before the first block: this side has a table of no bytes (6.3)
+	status200  = 0x88 // entry 8 of the static table: the field and its value
+	statusName = 8    // the name alone, with a value behind it
 )
 
 var (
@@ -238,7 +243,8 @@ func appendField(b []byte, name, value string) []byte {
 	return appendText(appendText(append(b, 0), name), value)
 }
 
-// appendText adds a text without Huffman's code (RFC 7541, 5.2).
+// appendText adds a text without Huffman's code (RFC 7541, 5.2). Lengths below 127 are a byte. Longer ones are 127 and
+// the rest in groups of seven bits, lowest first.
 func appendText(b []byte, s string) []byte {
 	const most = 1<<7 - 1
 	n := len(s)
@@ -252,7 +258,8 @@ func appendText(b []byte, s string) []byte {
 	return append(append(b, byte(n)), s...)
 }
 
-// percent is the encoding of grpc-message.
+// percent is the encoding of grpc-message. Bytes outside of printable ASCII, and the percent sign, become %XX (gRPC
+// over HTTP/2, Percent-Encoded).
 func percent(s string) string {
 	var b []byte
 	for i := range len(s) {

@@ -30,7 +30,7 @@ const (
 	messagePrefix = 5 // of a message of gRPC: whether it is compressed, and its length
 )
 
-// frame is the beginning of one.
+// frame is the beginning of one. On the wire it has 9 bytes: 3 of the length, the kind, the flags, and 4 of the stream.
 type frame struct {
 	kind   http2.FrameType
 	flags  http2.Flags
@@ -38,6 +38,7 @@ type frame struct {
 	stream uint32
 }
 
+// readFrame reads the beginning of a frame, which has frameHeader bytes.
 func readFrame(b []byte) frame {
 	return frame{
 		length: int(b[0])<<16 | int(b[1])<<8 | int(b[2]), kind: http2.FrameType(b[3]), flags: http2.Flags(b[4]),
@@ -66,7 +67,8 @@ var shapes = [...]struct {
 	framePing: {true, 8}, frameGoAway: {connection: true}, frameWindow: {length: 4}, http2.FrameContinuation: {},
 }
 
-// check compares a frame with what its kind is.
+// check compares a frame with what its kind is. It needs no state of the connection; frameLocked has the rules on the
+// order of frames.
 func (f *frame) check() error {
 	if int(f.kind) >= len(shapes) {
 		return nil // extensions are ignored
@@ -84,7 +86,8 @@ func (f *frame) check() error {
 	return nil
 }
 
-// bare is a payload without its padding and priority.
+// bare is a payload without its padding and priority. Padding says nothing, and its length counts for windows, which
+// the caller of bare has added. A priority is obsolete (RFC 9113, 5.3).
 func (f *frame) bare(payload []byte) ([]byte, error) {
 	padding := 0
 	if f.flags.Has(flagPadded) {
@@ -107,12 +110,13 @@ func (f *frame) bare(payload []byte) ([]byte, error) {
 
 func be32(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
 
-// prefix is what gRPC has before a message of n bytes.
+// prefix is what gRPC has before a message of n bytes: 0 (no compression), and n in four bytes.
 func prefix(n int) (b [messagePrefix]byte) {
 	binary.BigEndian.PutUint32(b[1:], uint32(n))
 	return b
 }
 
+// appendFrame adds a frame, whose payload may come in pieces.
 func appendFrame(b []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload ...[]byte) []byte {
 	length := 0
 	for _, p := range payload {
@@ -126,7 +130,8 @@ func appendFrame(b []byte, kind http2.FrameType, flags http2.Flags, stream uint3
 	return b
 }
 
-// appendHeaders adds a header block, in as many frames as it needs.
+// appendHeaders adds a header block, in as many frames as it needs. No other frame may come between them, so they are
+// appended together.
 func appendHeaders(b []byte, flags http2.Flags, stream uint32, block []byte) []byte {
 	for kind := frameHeaders; ; kind, flags = http2.FrameContinuation, 0 {
 		if len(block) <= mostFrame {

@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Gate decides which calls start. It is safe for concurrent use.
+// Gate decides which calls start. It is safe for concurrent use. Its methods are called with a connection's lock held,
+// for each call: they must not block, nor call the port.
 type Gate interface {
 	// Arrive decides on a call whose request is complete, and whose caller waits for patience; own calls of the same
 	// connection were let in and have not left. If it says yes, Leave must follow.

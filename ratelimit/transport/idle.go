@@ -6,11 +6,17 @@ import "time"
 // windows, empty data. Each costs gRPC about as much as a call's, and nothing else bounds them. A caller
 // has a stock of them, which grows with time and with its calls; one that has used it up is disconnected.
 //
+// Priorities, extensions and GOAWAY also count, though they have no effect: each is read and checked. A flood of
+// them ends its connection with ENHANCE_YOUR_CALM (RFC 9113, 10.5).
+//
 // The zero value has a whole stock. It is guarded by connection.mu.
 type idle struct {
-	used   int   // of the stock
-	credit int   // what has been earned and is not taken off used yet
-	at     int64 // until when time has been credited, in nanoseconds
+	// used is how much of the stock is used. It falls to 0 with time, and below 0 only with calls, to -mostEarned.
+	used int
+	// credit is what calls have earned and afford has not subtracted from used yet.
+	credit int
+	// at is until when time has been credited, in nanoseconds since the process began.
+	at int64
 }
 
 const (
@@ -24,19 +30,24 @@ const (
 	framesACall = 8
 	// framesAnAnswer are for the windows that a caller gives back for a frame of data.
 	framesAnAnswer = 4
-	// mostEarned is what calls earn for later: as many as may be open, and their windows, all reset at once.
+	// mostEarned is what calls earn for later. A caller with 1000 open calls, as a node allows, may reset all of them
+	// at once, and give back three windows for each.
 	mostEarned = 4000
-	// looksAFrame is how many calls may be looked at for the price of a frame.
+	// looksAFrame is how many calls may be looked at for the price of a frame. Without this price, 30 bytes of settings
+	// cost 0.7 ms of a processor with 900 blocked calls.
 	looksAFrame = 8
-	// bytesALook is how large a window pays for a look.
+	// bytesALook is how large a window of the connection pays for a look. Clients with many streams on one small window
+	// send such windows often: they are no flood.
 	bytesALook = 128
-	// leastData is how much of a message makes a frame of data no idle one.
+	// leastData is how much of a message makes a frame of data no idle one. Shorter requests of honest callers are
+	// covered by framesACall.
 	leastData = 32
 )
 
 func (i *idle) earn(frames int) { i.credit += frames }
 
-// afford handles a frame, of a call that is open or not, and reports whether its caller may send it.
+// afford handles a frame, of a call that is open or not, and reports whether its caller may send it. Headers are free:
+// other bounds hold for the calls that they begin.
 func (i *idle) afford(f *frame, open bool, now int64) bool {
 	switch {
 	case f.kind == frameHeaders:

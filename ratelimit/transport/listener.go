@@ -26,10 +26,12 @@ func Listen(l net.Listener, most int, budget *Budget) *Listener {
 	return &Listener{Listener: l, most: most, budget: budget.orAll(), conns: map[*conn]struct{}{}}
 }
 
-// conn is a connection that tells when something came last.
+// conn is a connection that tells when something came last. It is below TLS, so that bytes count which are no complete
+// record yet.
 type conn struct {
 	net.Conn
-	of   *Listener
+	of *Listener
+	// last is when bytes came last, in nanoseconds since the process began.
 	last atomic.Int64
 }
 
@@ -63,6 +65,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
+// silentLocked is the connection from which nothing has come for longest. It visits all, and is called only when there
+// are as many as the bound.
 func (l *Listener) silentLocked() (longest *conn) {
 	for c := range l.conns {
 		if longest == nil || c.last.Load() < longest.last.Load() {
@@ -72,14 +76,14 @@ func (l *Listener) silentLocked() (longest *conn) {
 	return longest
 }
 
-// End closes all connections.
+// End closes all connections, also those that have not shaken hands: their Port does not have them in its list yet.
 func (l *Listener) End() {
 	l.mu.Lock()
 	all := make([]*conn, 0, len(l.conns))
 	for c := range l.conns {
 		all = append(all, c)
 	}
-	l.mu.Unlock()
+	l.mu.Unlock() // Close takes it
 	for _, c := range all {
 		_ = c.Close()
 	}

@@ -10,25 +10,40 @@ import (
 )
 
 // output is what is to be written to a connection.
+//
+// Any goroutine appends to frames, under the connection's lock, and calls flush. The first one writes without the lock;
+// others leave their frames to it. It writes until there are none, in one call of Write for all that have come
+// meanwhile. So frames are written in the order in which they were appended, and a batch of answers costs one write.
+//
+// The memory of a call goes from stream.cost to release when it is answered, and is given back when the frames are
+// written. So a caller that does not read cannot have more answered than the budget holds.
 type output struct {
-	frames  []byte // to be written
-	spare   []byte
-	counted int64 // of memory: frames
+	frames []byte // to be written
+	// spare is the buffer of the write before, for frames to come. During a write, it is that of frames.
+	spare []byte
+	// counted is how many bytes of frames the connection's memory contains.
+	counted int64
 	release int64 // bytes of the budget that are given back with frames
 	writing bool  // a goroutine is
 	size    int64 // of what it writes
 	since   int64 // when it began
-	timed   time.Time
-	headed  bool       // a header block has been written
-	window  int64      // of the connection; at first it is defaultWindow
-	initial int64      // of a new stream; the same
-	room    *sync.Cond // frames have been written
+	// timed is when the write deadline was set.
+	timed  time.Time
+	headed bool // a header block has been written
+	// window is that of the connection: how many bytes of answers its caller takes now, defaultWindow at first.
+	window int64
+	// initial is the window of each stream by the caller's settings. A stream has what differs from it, so that a
+	// change of the settings touches no stream.
+	initial int64
+	// room is signaled when frames have been written, or the connection has ended.
+	room *sync.Cond
 }
 
 // mostSpare is how large a buffer may be that is used again.
 const mostSpare = 64 << 10
 
-// mostWaiting is how many bytes may wait to be written before nothing more is read.
+// mostWaiting is how many bytes may wait to be written before nothing more is read. This is the backpressure for
+// callers that send much and read little: the lead waits in flush, then TCP stops the caller.
 const mostWaiting = 256 << 10
 
 // flush writes what is to be written. If another goroutine is writing, that one does, and flush waits for it only if
@@ -39,14 +54,18 @@ func (c *connection) flush() {
 	c.flushLocked()
 }
 
-// flushLocked is flush. It releases the lock while it writes or waits.
+// flushLocked is flush. It releases the lock while it writes or waits: fields that its caller has read before may have
+// changed.
+//
+// A write that fails, or takes longer than RequestTimeout, cuts the connection. The lead finds that at its next read.
 func (c *connection) flushLocked() {
 	o := &c.out
 	c.leaveLocked()
 	if c.life.over {
 		return
 	}
-	if o.writing { // for as long as its caller does not read
+	// These frames wait for as long as the caller does not read. Otherwise writeLocked counts them, at once.
+	if o.writing {
 		c.countLocked()
 		c.chargeLocked()
 	}
@@ -58,10 +77,11 @@ func (c *connection) flushLocked() {
 			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 				c.Budget.Stalled.Add(1)
 			}
-			o.frames = o.frames[:0]
+			o.frames = o.frames[:0] // or this loop would go on
 			c.cut()
 		}
 	}
+	// The last answer is written: the lead, which may be blocked in a read, ends the connection.
 	if c.life.lastStream && len(c.calls.open) == 0 && !o.writing {
 		c.soonerLocked(nanotime())
 	}
@@ -84,7 +104,10 @@ func (c *connection) chargeLocked() {
 	}
 }
 
-// writeLocked writes all frames, and gives back their memory, and that of the calls that they answer.
+// writeLocked writes all frames, and gives back their memory, and that of the calls that they answer. Frames that are
+// appended during the write go to spare, and are written by the next one.
+//
+// Where the connection has ended meanwhile, let has given back all of its memory already.
 func (c *connection) writeLocked() error {
 	o := &c.out
 	c.countLocked()
@@ -94,7 +117,8 @@ func (c *connection) writeLocked() error {
 	o.since = int64(now.Sub(started))
 	o.frames = o.spare[:0]
 	o.counted, o.release = 0, 0
-	if now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
+	// To set a deadline costs. An older one leaves a write at least three quarters of its time.
+	if now.Sub(o.timed) > min(time.Second, most/4) {
 		o.timed = now
 		_ = c.SetWriteDeadline(now.Add(most))
 	}
@@ -127,7 +151,8 @@ func (c *connection) writeFrameLocked(kind http2.FrameType, flags http2.Flags, s
 	c.out.frames = appendFrame(c.out.frames, kind, flags, stream, payload)
 }
 
-// headersLocked says a header block that uses no table.
+// headersLocked says a header block that uses no table. The first block of a connection also says that there is none
+// (RFC 7541, 6.3), so that the caller keeps no memory for it.
 func (c *connection) headersLocked(flags http2.Flags, stream uint32, block []byte) {
 	if !c.out.headed {
 		c.out.headed = true
@@ -160,7 +185,8 @@ func (c *connection) goAwayLocked(now int64) {
 	c.soonerLocked(now + int64(lastCalls))
 }
 
-// lastCallsLocked says that later calls are not answered.
+// lastCallsLocked says that later calls are not answered. Calls up to the latest one are answered. The connection ends
+// when none is open: dueLocked.
 func (c *connection) lastCallsLocked() {
 	if l := &c.life; l.asked != 0 && !l.lastStream {
 		l.lastStream, l.last = true, c.calls.latest
@@ -168,7 +194,8 @@ func (c *connection) lastCallsLocked() {
 	}
 }
 
-// sendLocked says as much of a stream's data as the windows let it.
+// sendLocked says as much of a stream's data as the windows let it, in frames of mostFrame at most, and returns how
+// much that is. It does not end the stream.
 func (c *connection) sendLocked(s *stream, data []byte) (sent int) {
 	for sent < len(data) {
 		n := min(len(data)-sent, mostFrame, int(c.windowOf(s)))

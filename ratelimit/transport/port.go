@@ -53,10 +53,11 @@ type Port struct {
 	running  sync.WaitGroup           // connections, and calls that may outlive theirs
 }
 
-// never is the time for what has no bound: several of them fit into an instant.
+// never is the time for a cap of 0. Age and AgeGrace are added to the time of the process, and the sum fits into an
+// int64 of nanoseconds, which end after 292 years.
 const never = 100 * 365 * 24 * time.Hour
 
-// NewPort makes a port.
+// NewPort makes a port. It replaces sizes and times of 0, so that no later code has to look for them.
 func NewPort(o Options) *Port {
 	if o.Security == nil {
 		o.Security = insecure.NewCredentials()
@@ -74,6 +75,7 @@ func NewPort(o Options) *Port {
 		o.Bug = func(any) {}
 	}
 	o.Budget = o.Budget.orAll()
+	// A time of 0 has no bound.
 	for _, d := range []*time.Duration{&o.Caps.RequestTimeout, &o.Caps.Idle, &o.Caps.Age, &o.Caps.AgeGrace} {
 		*d = cmp.Or(*d, never)
 	}
@@ -89,6 +91,7 @@ func NewPort(o Options) *Port {
 func (p *Port) Serve(l net.Listener) error {
 	p.mu.Lock()
 	p.listener = l
+	// A Drain or a Stop that came before Serve has found no listener to close.
 	stopped := p.draining
 	p.mu.Unlock()
 	if stopped {
@@ -97,7 +100,8 @@ func (p *Port) Serve(l net.Listener) error {
 	}
 	for {
 		accepted, err := l.Accept()
-		// Other calls end and give back their descriptors. The port must not end with the process short of them.
+		// Other calls end and give back their descriptors. The port must not end with the process short of them. A
+		// closed listener is not temporary.
 		if lack, ok := errors.AsType[temporary](err); ok && lack.Temporary() {
 			time.Sleep(lackOfDescriptors)
 			continue
@@ -128,10 +132,13 @@ type temporary interface {
 // lackOfDescriptors is how long a port waits for one.
 const lackOfDescriptors = 100 * time.Millisecond
 
-// handshake bounds TLS and the preface.
+// handshake bounds TLS and the preface. It is set before the first byte, so that a caller that connects and is silent
+// costs a goroutine for no longer.
 const handshake = 10 * time.Second
 
-// welcome begins a connection, and serves it until it ends.
+// welcome begins a connection, and serves it until it ends. The steps: TLS, this side's settings, the caller's preface,
+// then the entry among the connections that the Budget and Stop may end. Until that entry the connection holds nothing
+// but its goroutine and buffers.
 func (p *Port) welcome(accepted net.Conn) {
 	defer p.contain(func() { _ = accepted.Close() })
 	_ = accepted.SetDeadline(time.Now().Add(handshake))
@@ -142,16 +149,19 @@ func (p *Port) welcome(accepted net.Conn) {
 	}
 	c := newConnection(p, secured, accepted, info)
 	c.greet()
+	// Who speaks another protocol could not read a frame with the reason.
 	if !prefaced(secured) {
 		_ = secured.Close()
 		return
 	}
+	// Reads have deadlines of lookAhead from here on, writes those of writeLocked.
 	_ = accepted.SetReadDeadline(time.Time{})
 	p.Budget.join(c)
 	p.mu.Lock()
 	p.open[c] = struct{}{}
 	draining, stopped := p.draining, p.stopped
 	p.mu.Unlock()
+	// Stop and GracefulStop visit the open connections once, and may have done so before this one was among them.
 	if stopped {
 		_ = c.Close()
 	}
@@ -177,11 +187,15 @@ func (p *Port) failed(err *error) {
 	}
 }
 
-// GracefulStop asks all callers to end, and waits until they have, and all calls.
+// GracefulStop asks all callers to end, and waits until they have, and all calls. A caller that does not end has
+// lastCalls to answer the ping of goAwayLocked, and then finishes its open calls. GracefulStop has no time limit of its
+// own: its caller sets one, and calls Stop then.
 func (p *Port) GracefulStop() {
 	p.mu.Lock()
 	p.stopLocked()
 	for c := range p.open {
+		// In a goroutine of its own: goAway writes, and one caller that does not read would keep mu, and with it all
+		// others.
 		p.running.Go(c.goAway)
 	}
 	p.mu.Unlock()
@@ -195,10 +209,12 @@ func (p *Port) Stop() {
 	p.stopLocked()
 	p.stopped = true
 	for c := range p.open {
+		// end does not block: see cut.
 		c.end()
 	}
 }
 
+// stopLocked ends Serve: its Accept fails, and what it has accepted meanwhile is closed.
 func (p *Port) stopLocked() {
 	p.draining = true
 	if p.listener != nil {

@@ -27,7 +27,7 @@ type Services struct {
 	info  map[string]grpc.ServiceInfo   // by name of service
 }
 
-// RegisterService implements grpc.ServiceRegistrar.
+// RegisterService implements grpc.ServiceRegistrar. Methods are kept by the value of :path, as /package.Service/Method.
 func (s *Services) RegisterService(desc *grpc.ServiceDesc, service any) {
 	if s.calls == nil {
 		s.calls, s.info = map[string]grpc.StreamHandler{}, map[string]grpc.ServiceInfo{}
@@ -66,7 +66,8 @@ func unary(handle grpc.MethodHandler) grpc.StreamHandler {
 	}
 }
 
-// receiveOnly receives the only message of a request.
+// receiveOnly receives the only message of a request. The second receive waits for the end of the request, which a
+// client may send in a frame of its own.
 func receiveOnly(stream grpc.ServerStream, request any) error {
 	err := stream.RecvMsg(request)
 	if errors.Is(err, io.EOF) {
@@ -84,7 +85,7 @@ func receiveOnly(stream grpc.ServerStream, request any) error {
 	return status.Error(codes.Internal, "the request has more than one message")
 }
 
-// around is a method's handler within Around.
+// around is a method's handler within Around. That is read for each call: it may be set after registration.
 func (s *Services) around(service any, info *grpc.StreamServerInfo, handle grpc.StreamHandler) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error {
 		if s.Around == nil {

@@ -15,11 +15,23 @@ import (
 )
 
 // stream is one call, and the context of its decision.
+//
+//	newStreamLocked -> incomplete -> completeLocked -> in.turn -> answer -> finish -> (blocked) -> answeredLocked
+//	handLocked      -> an exchange, with a goroutine of its own, until its finish
+//
+// A reset, or the end of the connection, closes it in any state (closeLocked). Then gone is set, and who still has the
+// stream finds that: the decision ends by its context, and its answer is dropped.
+//
+// A call of the port's own method is its own context, so that a decision which does not wait allocates nothing. It goes
+// back to the pool when it is answered, unless its context may still be read (shared). Its lock is that of the
+// connection.
 type stream struct {
-	of       *connection
-	id       uint32
-	since    int64
-	window   int64 // of the caller, for the answer, beyond the one that its settings give each
+	of *connection
+	id uint32
+	// since is since when it counts as held, or its caller is waited for. At first, that is when it began.
+	since int64
+	// window is how much larger the caller's window for the answer is than output.initial; below 0: it is smaller.
+	window   int64
 	cost     int64 // of the connection's memory
 	received int   // bytes of the request, with padding
 	ended    bool  // the request
@@ -38,15 +50,20 @@ type decision struct {
 	pieces   []byte      // of the request
 	request  []byte      // in pieces, or in the batch that was read
 	metadata metadata.MD // where calls have spans
-	waits    bool        // guarded by of.mu until the decision has returned, as what follows
-	shared   bool        // the context may be read after the decision
-	done     chan struct{}
-	over     bool // done is closed
-	timer    *time.Timer
-	answer   []byte // that waits for a window
+	// waits is set when the decision waits, and another goroutine leads. It is guarded by of.mu until the decision has
+	// returned, as all below.
+	waits bool
+	// shared is set when another goroutine may have the context after the decision, as a timer or the one that leads.
+	// Such a stream is never pooled.
+	shared bool
+	done   chan struct{}
+	over   bool // done is closed
+	timer  *time.Timer
+	// answer is the rest of an answer that waits for a window.
+	answer []byte
 }
 
-// pooled are ended calls without a reference.
+// pooled are answered calls to which no reference is left. They keep the room of pieces.
 var pooled = sync.Pool{New: func() any { return new(stream) }}
 
 var _ context.Context = (*stream)(nil)
@@ -57,6 +74,8 @@ const streamCost = 1 << 10
 // waitCost is what a call costs in addition that waits for its decision: a goroutine, and what that has.
 const waitCost = 4 << 10
 
+// newStreamLocked begins a call of an own method, from the fields of its header block. Its space for pieces is that of
+// an earlier call.
 func (c *connection) newStreamLocked(id uint32) *stream {
 	s := pooled.Get().(*stream)
 	*s = stream{of: c, id: id, since: c.in.at, encoding: c.in.fields.encoding, decision: decision{pieces: s.pieces[:0]}}
@@ -75,7 +94,7 @@ func (c *connection) completesLocked(s *stream) {
 	}
 }
 
-// waitsLocked notes that a call waits for its caller since then.
+// waitsLocked notes that a call whose request is complete waits for its caller since then: the answer finds no window.
 func (c *connection) waitsLocked(s *stream, since int64) {
 	if s.complete {
 		s.complete, s.since = false, since
@@ -85,6 +104,7 @@ func (c *connection) waitsLocked(s *stream, since int64) {
 	}
 }
 
+// addLocked notes that a call costs more. The caller has the budget charged after it has released the lock.
 func (c *connection) addLocked(s *stream, cost int64) {
 	s.cost += cost
 	c.memory.add(cost)
@@ -101,7 +121,7 @@ func (c *connection) grow(s *stream, cost int64) {
 	c.Budget.charge(change)
 }
 
-// patience is how long the caller waits from now on.
+// patience is how long the caller waits from now on; at most 0: it has given up.
 func (s *stream) patience(now int64) time.Duration {
 	if s.until == 0 {
 		return forever
@@ -114,7 +134,8 @@ func (s *stream) Deadline() (time.Time, bool) {
 	return started.Add(time.Duration(s.until)), s.until != 0
 }
 
-// Done implements context.Context.
+// Done implements context.Context. The channel and the timer are made by the first call: most decisions have an answer
+// without one.
 func (s *stream) Done() <-chan struct{} {
 	c := s.of
 	c.mu.Lock()
@@ -123,7 +144,7 @@ func (s *stream) Done() <-chan struct{} {
 	if s.done == nil {
 		s.done = make(chan struct{})
 		switch {
-		case s.gone:
+		case s.gone: // it had ended before anything waited for that
 			s.cancelLocked()
 		case s.until != 0:
 			s.timer = time.AfterFunc(time.Duration(s.until-nanotime()), func() {
@@ -147,7 +168,7 @@ func (s *stream) cancelLocked() {
 	}
 }
 
-// Err implements context.Context.
+// Err implements context.Context. It compares the clock with the deadline, so that it is right without a timer.
 func (s *stream) Err() error {
 	if s.until != 0 && nanotime() >= s.until {
 		return context.DeadlineExceeded
@@ -160,7 +181,8 @@ func (s *stream) Err() error {
 	return nil
 }
 
-// Value implements context.Context.
+// Value implements context.Context. A decision that is about to wait finds the stream by ratelimit.Waits. There is
+// nothing else: metadata is in the context of spans.
 func (s *stream) Value(key any) any {
 	if _, ok := key.(ratelimit.WaitsKey); ok {
 		return s
@@ -168,10 +190,14 @@ func (s *stream) Value(key any) any {
 	return nil
 }
 
-// largeRequest is from which size on a request is not decided between others.
+// largeRequest is from which size on a request is not decided between others: it has many descriptors, and the calls
+// behind it on the connection would wait. It gets a goroutine, as one that waits.
 const largeRequest = 4 << 10
 
-// answer decides a call. It is false if another goroutine leads now.
+// answer decides a call. It is false if another goroutine leads now: then this one must not touch c.in any more, and
+// ends after it has written its answer.
+//
+// The request belongs to the decision until it returns or waits, and the space of c.in.answer until it returns.
 func (c *connection) answer(s *stream) (leads bool) {
 	c.mu.Lock()
 	gone := s.gone
@@ -200,7 +226,7 @@ func (c *connection) answer(s *stream) (leads bool) {
 	return true
 }
 
-// decide is the call's answer, within its span.
+// decide is the call's answer, within its span. A panic in it becomes an error of code Internal.
 func (s *stream) decide(out []byte) (_ []byte, err error) {
 	defer s.of.failed(&err)
 	m := s.method
@@ -215,7 +241,8 @@ func (s *stream) decide(out []byte) (_ []byte, err error) {
 	return out, err
 }
 
-// Waits says that the decision waits: another goroutine leads. Goroutines that decide parts of it may each call it.
+// Waits says that the decision waits: another goroutine leads. It implements ratelimit.Waiter. Goroutines that decide
+// parts of a call may each call it, and the first one counts.
 func (s *stream) Waits() {
 	c := s.of
 	c.mu.Lock()
@@ -227,15 +254,18 @@ func (s *stream) Waits() {
 	if !s.gone {
 		c.addLocked(s, waitCost)
 	}
+	// The call needs no processor until the store answers. The gate counts it apart from those inside.
 	c.leavesLocked(s)
 	if g := c.Gate; g != nil {
 		g.Gate.Begin()
 	}
-	c.in.answer = nil
+	c.in.answer = nil // this decision still appends to it
 	c.running.Go(c.lead)
 }
 
-// finish says the answer to a call.
+// finish says the answer to a call. It flushes nothing: the lead does, for a whole batch. An answer that fits into one
+// frame and into the windows is appended at once. Another is copied, because out is used again, and waits in blocked
+// for its windows.
 func (c *connection) finish(s *stream, out []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,10 +297,12 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 	}
 }
 
-// windowOf is how many bytes of a call's answer its caller takes now.
+// windowOf is how many bytes of a call's answer its caller takes now, by both windows. It is below 0 after settings
+// made windows smaller.
 func (c *connection) windowOf(s *stream) int64 { return min(c.out.window, c.out.initial+s.window) }
 
-// goOnLocked says a blocked answer as far as the windows let it, and reports whether they did.
+// goOnLocked says a blocked answer as far as the windows let it, and reports whether they did. A handler writes in its
+// own goroutine, and is only woken: another call may have used the window before it runs.
 func (c *connection) goOnLocked(s *stream) (goesOn bool) {
 	if c.windowOf(s) <= 0 {
 		return false
@@ -312,7 +344,8 @@ func (c *connection) trailLocked(s *stream) {
 	c.answeredLocked(s)
 }
 
-// answeredLocked lets go of a call. Its memory is given back when the answer is written.
+// answeredLocked lets go of a call. Its memory is given back when the answer is written. Afterwards s may be another
+// call: the pool has it.
 func (c *connection) answeredLocked(s *stream) {
 	c.out.release += s.cost
 	s.cost = 0
@@ -325,7 +358,8 @@ func (c *connection) answeredLocked(s *stream) {
 // failLocked answers with a status alone.
 func (c *connection) failLocked(s *stream, st *status.Status) { c.failsLocked(s, failure(st)) }
 
-// failsLocked answers with a header block alone.
+// failsLocked answers with a header block alone. A reset follows if the request goes on, so that the caller stops (RFC
+// 9113, 8.1).
 func (c *connection) failsLocked(s *stream, block []byte) {
 	c.headersLocked(flagEndStream, s.id, block)
 	if !s.ended {
@@ -334,7 +368,7 @@ func (c *connection) failsLocked(s *stream, block []byte) {
 	c.answeredLocked(s)
 }
 
-// leavesLocked notes that a call leaves the gate.
+// leavesLocked notes that a call leaves the gate, once: when it is decided, begins to wait, or is closed.
 func (c *connection) leavesLocked(s *stream) {
 	if s.inside {
 		s.inside = false
@@ -342,7 +376,8 @@ func (c *connection) leavesLocked(s *stream) {
 	}
 }
 
-// closeLocked removes a call.
+// closeLocked removes a call from all that has it. Its cost is given back here, unless answeredLocked has moved it to
+// the output, or its handler goes on.
 func (c *connection) closeLocked(s *stream) {
 	s.gone = true
 	delete(c.calls.open, s.id)
@@ -366,6 +401,7 @@ func (c *connection) closeLocked(s *stream) {
 func (c *connection) leaveHandlerLocked(s *stream) {
 	x := s.exchange
 	x.ending = s.cost
+	// Not by add: the budget goes on counting these bytes.
 	c.memory.bytes -= s.cost
 	c.Budget.ending.Add(s.cost)
 	x.cancel()

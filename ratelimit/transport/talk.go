@@ -10,14 +10,20 @@ import (
 // talkCost, plus the received messages that the server has not processed, and its caller can send at most one message
 // of MessageBytes ahead. The server bounds its own memory for it. It is safe for concurrent use.
 //
+// After each message that the server has handled, Received gives the caller a window for the next. The RLQS stream
+// (ratelimit/rlqs) and the streams of peers (routing) are Talks.
+//
 // With Receipts, it tells which of its messages the caller has received. Behind each, a ping goes out on the
-// connection, which the caller's HTTP/2 acknowledges only after everything before it. Acknowledged says that the
-// caller's process has read a message, and nothing more.
+// connection, which the caller's HTTP/2 acknowledges only after everything before it. Acked says that the caller's
+// process has read a message, and nothing more.
 type Talk struct {
-	on     *exchange
-	sent   uint64 // guarded by on.of.mu: messages
-	acked  atomic.Uint64
-	notify chan struct{} // guarded by on.of.mu; nil: without receipts
+	on *exchange
+	// sent counts messages that had a ping. It is guarded by on.of.mu.
+	sent uint64
+	// acked is the highest of their numbers that was acknowledged.
+	acked atomic.Uint64
+	// notify has room for one value. nil: there are no receipts, and no pings. It is guarded by on.of.mu.
+	notify chan struct{}
 }
 
 // talkCost is what a Talk costs while none of its messages is under way.
@@ -35,11 +41,13 @@ type receipt struct {
 	sent uint64
 }
 
-// pingMark begins the data of pings behind messages.
+// pingMark begins the data of pings behind messages. The other four bytes are the number of the ping. Others' pings,
+// such as goodbye, have other data.
 var pingMark = [4]byte{0x5b, 'q', 'u', 'o'}
 
-// Converse makes the call of a request's context a Talk. It is not ok if the call did not come by a Port, has ended,
-// or is a Talk.
+// Converse makes the call of a request's context a Talk. It is not ok if the call did not come by a Port, has ended, or
+// is a Talk. From then on RequestTimeout does not apply to its request, and what it costs is counted anew after each
+// message.
 func Converse(ctx context.Context) (t *Talk, ok bool) {
 	x, ok := ctx.Value(exchangeKey{}).(*exchange)
 	if !ok {
@@ -94,14 +102,16 @@ func (t *Talk) Received() (more bool) {
 	return more
 }
 
+// receivedLocked sets the cost of the call to what it holds now, and gives back the window of what was handled. Bytes
+// of the next message, and a message that waits for a window, still count.
 func (t *Talk) receivedLocked() {
 	c, s := t.on.of, t.on.stream
 	if s.gone {
 		return
 	}
 	c.addLocked(s, talkCost+int64(t.on.body.Len())+t.on.unsent-s.cost)
-	c.idle.earn(framesACall)
-	s.since = nanotime() // what comes now is not held for long
+	c.idle.earn(framesACall) // a message of a stream is as a call: its caller sends windows and pings for it
+	s.since = nanotime()     // what comes now is not held for long
 	// The window is given back in few frames.
 	if back := s.received + c.Caps.MessageBytes/4 - t.on.body.Len(); back > c.Caps.MessageBytes/4 {
 		c.writeFrameLocked(frameWindow, 0, s.id, be32(uint32(back)))
@@ -109,7 +119,8 @@ func (t *Talk) receivedLocked() {
 	}
 }
 
-// askLocked sends a ping behind a message.
+// askLocked sends a ping behind a message. HTTP/2 keeps the order of frames, and a caller answers a ping after it has
+// read all before it (RFC 9113, 6.7).
 func (x *exchange) askLocked(c *connection) {
 	t := x.talk
 	if t == nil || t.notify == nil {
