@@ -56,7 +56,7 @@ func TestDecisionsInHandShareNothing(t *testing.T) {
 			b.Answer(epoch, at, grants)
 		}
 		for i := range n.lanes {
-			n.lanes[i].mu.Lock() // a decision that wants it hangs
+			n.lanes[i].mu.Lock() // a decision that needs it hangs
 		}
 		decide := func() { n.Decide(t.Context(), n.clock(), asks, verdicts) }
 		allocs := testing.AllocsPerRun(1000, decide)

@@ -35,7 +35,8 @@ type Service struct {
 	slots, large, draining chan struct{}
 	drain                  sync.Once
 	owed                   debts
-	// messages are unused ones, *incoming. A reader takes one before it waits, so each open stream has one.
+	// messages are unused ones, *incoming. A reader takes one before it waits, so each open stream has one, which the
+	// budget of callers does not count: keptBytes bounds it.
 	messages sync.Pool
 }
 
@@ -221,9 +222,12 @@ func (e *exchange) read(ctx context.Context, reads chan<- *incoming) {
 // wait, and count in the budget of bytes in flight.
 const largeBytes, largeAtOnce = 4 << 10, 4
 
-// release lets another stream read into a message, unless it has grown far beyond the typical size.
+// keptBytes is the largest buffer of a message that is kept for later ones. Reports of some ten buckets fit.
+const keptBytes = 2 << 10
+
+// release lets another stream read into a message, unless it has grown beyond the typical size.
 func (s *Service) release(m *incoming) {
-	if cap(m.Bytes) <= mostBytes {
+	if cap(m.Bytes) <= keptBytes {
 		s.messages.Put(m)
 	}
 }

@@ -31,7 +31,7 @@ type call struct {
 	slot uint64
 	// spared says of each ask whether its charge is given back.
 	spared []bool
-	// over is the overall_code. It is that of the previous request until conclude.
+	// over is the overall_code.
 	over bool
 	out  []byte // the answer as bytes
 }
@@ -105,6 +105,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	// gateways do not repeat the call at the end.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
+		c.over = true // nothing of it passes
 		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
 		for i := range c.matches {
 			if m := &c.matches[i]; m.ask >= 0 {

@@ -346,7 +346,10 @@ func (c *connection) pingLocked(f *frame, p [8]byte) {
 func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 	if id == 0 {
 		c.out.window += n
-		if n == 0 || c.out.window > mostWindow {
+		switch {
+		case n == 0: // RFC 9113, 6.9
+			return &fault{http2.ErrCodeProtocol, "a window that grows by 0"}
+		case c.out.window > mostWindow:
 			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d, by %d", c.out.window, n)}
 		}
 		c.unblockLocked(n / bytesALook)
@@ -357,7 +360,11 @@ func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 	}
 	s.window += n
 	if n == 0 || c.out.initial+s.window > mostWindow {
-		c.resetLocked(id, http2.ErrCodeFlowControl)
+		code := http2.ErrCodeFlowControl
+		if n == 0 {
+			code = http2.ErrCodeProtocol
+		}
+		c.resetLocked(id, code)
 		c.closeLocked(s)
 		return nil
 	}
