@@ -112,7 +112,7 @@ func (c Collector) mapped() families {
 	rows := c.hitRows(statsdName)
 	for i := range rows {
 		for _, h := range hits {
-			count(rows[i].labels+"."+h.name, h.of(&rows[i].sum).Load())
+			count(rows[i].labels+"."+h.name, uint64(h.of(&rows[i].sum)))
 		}
 	}
 	c.served(count)
