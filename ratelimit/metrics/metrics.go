@@ -8,6 +8,7 @@ package metrics
 import (
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -189,20 +190,17 @@ func (c Collector) Handler(registry prometheus.Gatherer) http.Handler {
 			http.Error(w, "four scrapes are in progress: try again", http.StatusServiceUnavailable)
 			return
 		}
+		mapped, bad := c.mapped()
 		families, err := registry.Gather()
-		if err != nil {
+		if err := errors.Join(bad, err); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
-		mapped := c.mapped()
-		if err := errors.Join(mapped.write(w), c.WriteRuleMetrics(w)); err != nil {
+		if err := c.WriteRuleMetrics(w); err != nil {
 			return // it has gone
 		}
-		for _, f := range families {
-			if mapped.replaces(f) {
-				continue
-			}
+		for _, f := range slices.Concat(mapped, c.unmapped(families, mapped)) {
 			if _, err := expfmt.MetricFamilyToText(w, f); err != nil {
 				return
 			}
