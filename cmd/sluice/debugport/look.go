@@ -58,7 +58,7 @@ func lookAt(debug []string, all bool, before *look) *look {
 	}
 	for i := range v.nodes {
 		if n := &v.nodes[i]; !n.LastAnswer.IsZero() {
-			v.add(&n.state, &n.state)
+			v.add(&n.State, &n.State)
 		}
 	}
 	return v
@@ -68,10 +68,10 @@ func lookAt(debug []string, all bool, before *look) *look {
 func (v *look) failed() error {
 	var errs []error
 	for i := range v.nodes {
-		if v.nodes[i].err == nil {
+		if v.nodes[i].Err == nil {
 			return nil
 		}
-		errs = append(errs, v.nodes[i].err)
+		errs = append(errs, v.nodes[i].Err)
 	}
 	return errors.Join(errs...)
 }
@@ -86,8 +86,8 @@ func (v *look) ask(addresses []string) {
 	for i := range v.nodes[first:] {
 		n := &v.nodes[first+i]
 		all.Go(func() {
-			n.err = (port{address: n.Debug}).call(http.MethodGet, "/console/state", nil, &n.state)
-			if n.err == nil {
+			n.Err = (port{address: n.Debug}).call(http.MethodGet, "/console/state", nil, &n.State)
+			if n.Err == nil {
 				n.LastAnswer = v.at
 			}
 		})
@@ -100,14 +100,14 @@ func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
 	for i := range v.nodes {
 		asked = append(asked, v.nodes[i].Debug)
-		for _, n := range v.nodes[i].state.Nodes {
+		for _, n := range v.nodes[i].State.Nodes {
 			if n.Here {
 				asked = append(asked, n.Debug)
 			}
 		}
 	}
 	for i := range v.nodes {
-		for _, n := range v.nodes[i].state.Nodes {
+		for _, n := range v.nodes[i].State.Nodes {
 			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) {
 				addresses = append(addresses, n.Debug)
 			}
@@ -123,10 +123,10 @@ func (v *look) remember(before *look) {
 		i := slices.IndexFunc(v.nodes, func(n Node) bool { return n.Debug == old.Debug })
 		switch {
 		case i < 0:
-			old.err = errors.New("it left the registry of nodes")
+			old.Err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)
-		case v.nodes[i].err != nil:
-			v.nodes[i].state, v.nodes[i].LastAnswer = old.state, old.LastAnswer
+		case v.nodes[i].Err != nil:
+			v.nodes[i].State, v.nodes[i].LastAnswer = old.State, old.LastAnswer
 		}
 	}
 }
@@ -211,8 +211,8 @@ type Node struct {
 	// Problems are those of its last answer, the most severe first.
 	Problems []console.Problem `json:"problems"`
 
-	state console.State
-	err   error // why it does not answer now; nil: it does
+	State console.State `json:"-"`
+	Err   error         `json:"-"` // why it does not answer now; nil: it does
 }
 
 // Rule is the sum of a rule at all nodes.
@@ -233,12 +233,12 @@ type RuleSet struct {
 func (v *look) counted(before *look) *look {
 	all := &look{at: before.at, rules: map[string]*metrics.RuleState{}}
 	for i := range v.nodes {
-		now := &v.nodes[i].state
+		now := &v.nodes[i].State
 		earlier := now
 		for j := range before.nodes {
 			old := &before.nodes[j]
-			if old.Debug == v.nodes[i].Debug && !old.LastAnswer.IsZero() && old.state.Started.Equal(now.Started) {
-				earlier = &old.state
+			if old.Debug == v.nodes[i].Debug && !old.LastAnswer.IsZero() && old.State.Started.Equal(now.Started) {
+				earlier = &old.State
 			}
 		}
 		all.add(now, earlier)
@@ -256,15 +256,15 @@ func (v *look) since(before *look) *Summary {
 	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		n.Answers = n.err == nil
-		n.Version = n.state.Version
-		n.StoreFailed = n.state.Store.BreakerOpen
-		n.Problems = n.state.Problems
-		n.Rules = n.state.Config.Fingerprint
-		n.RulesGood = n.state.Config.Good
+		n.Answers = n.Err == nil
+		n.Version = n.State.Version
+		n.StoreFailed = n.State.Store.BreakerOpen
+		n.Problems = n.State.Problems
+		n.Rules = n.State.Config.Fingerprint
+		n.RulesGood = n.State.Config.Good
 		n.Error = ""
-		if n.err != nil {
-			n.Error = n.err.Error()
+		if n.Err != nil {
+			n.Error = n.Err.Error()
 		}
 	}
 	for name, r := range v.rules {
@@ -281,10 +281,10 @@ func (v *look) since(before *look) *Summary {
 func (v *look) sets() (sets []RuleSet) {
 	for i := range v.nodes {
 		n := &v.nodes[i]
-		if n.err != nil {
+		if n.Err != nil {
 			continue
 		}
-		print := n.state.Config.Fingerprint
+		print := n.State.Config.Fingerprint
 		at := slices.IndexFunc(sets, func(s RuleSet) bool { return s.Fingerprint == print })
 		if at < 0 {
 			at, sets = len(sets), append(sets, RuleSet{Fingerprint: print})
