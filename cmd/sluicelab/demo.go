@@ -45,14 +45,6 @@ type demoCmd struct {
 	HTTP  string        `name:"http" placeholder:"URL" help:"Start no nodes, and send HTTP requests to an Envoy."`
 }
 
-// Help is what `sluicelab demo --help` says below its summary.
-func (*demoCmd) Help() string {
-	return `Examples:
-
-  sluicelab demo
-  sluicelab demo --nodes 5 --rate 3000 --for 1m`
-}
-
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *demoCmd) Run(s cli.Streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate >= 0.001) || c.Rate > 1e5 {

@@ -31,15 +31,6 @@ type historiesCmd struct {
 	JSON    bool `help:"Print JSON."`
 }
 
-// Help is what `sluicelab sim histories --help` says below its summary.
-func (*historiesCmd) Help() string {
-	return `Examples:
-
-  sluicelab sim histories --count 10000
-  sluicelab sim histories --no-store
-  sluicelab sim histories --envoys`
-}
-
 // Run fails if a history does.
 func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {

@@ -18,13 +18,6 @@ type outagesCmd struct {
 	JSON  bool   `help:"Print JSON."`
 }
 
-// Help is what `sluicelab sim outages --help` says below its summary.
-func (*outagesCmd) Help() string {
-	return `Examples:
-
-  sluicelab sim outages --count 10000`
-}
-
 // Run fails if a window exceeds its declared number.
 func (c *outagesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 {

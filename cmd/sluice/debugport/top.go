@@ -29,17 +29,6 @@ type Top struct {
 	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
 }
 
-// Help is what `sluice top --help` says below its summary.
-func (*Top) Help() string {
-	return `A node that does not answer stays in the table, with the time of its last answer. Its counts stay in the sums.
-
-Examples:
-
-  sluice top node1:6070 node2:6070
-  sluice top --all node1:6070
-  sluice top --json --times=1 node1:6070 | jq .rules`
-}
-
 // Run prints a table for each look. It blocks until it is interrupted, or has
 // looked as often as it should. It fails only if no node answers the first look.
 func (c *Top) Run(s cli.Streams) error {
@@ -70,16 +59,15 @@ func (c *Top) Run(s cli.Streams) error {
 var topText string
 
 // overview shows what nodes do, and their faults.
-var overview = template.Must(template.New("top").Funcs(template.FuncMap{
+var overview = cli.NewText(topText, template.FuncMap{
 	"away": away,
 	"first": func(lines string) string {
 		first, _, _ := strings.Cut(lines, "\n")
 		return first
 	},
-	"join":     func(names []string) string { return strings.Join(names, ", ") },
 	"others":   others,
 	"sentence": func(text string) string { return strings.TrimSuffix(text, ".") },
-}).Parse(topText))
+})
 
 func (v *Summary) write(out io.Writer) error {
 	shown := struct {
@@ -98,8 +86,7 @@ func (v *Summary) write(out io.Writer) error {
 		}
 		shown.Answer++
 	}
-	t := cli.Columns(out)
-	return errors.Join(overview.Execute(t, shown), t.Flush())
+	return overview.Write(out, shown)
 }
 
 // others are the problems of a node that the overview does not find by itself.
