@@ -42,24 +42,17 @@ func Watch(ctx context.Context, debug []string, all bool, interval time.Duration
 type look struct {
 	at    time.Time
 	nodes []Node
-	rules map[string]*metrics.RuleState // by domain, rule and mode
-	total struct{ calls, over, failed, trips, fallbacks uint64 }
 }
 
 // lookAt asks all nodes at once. What one said last stays where it does not answer.
 func lookAt(debug []string, all bool, before *look) *look {
-	v := &look{at: time.Now(), rules: map[string]*metrics.RuleState{}}
+	v := &look{at: time.Now()}
 	v.ask(debug)
 	if all {
 		v.ask(v.others())
 	}
 	if before != nil {
 		v.remember(before)
-	}
-	for i := range v.nodes {
-		if n := &v.nodes[i]; !n.LastAnswer.IsZero() {
-			v.add(&n.State, &n.State)
-		}
 	}
 	return v
 }
@@ -131,35 +124,8 @@ func (v *look) remember(before *look) {
 	}
 }
 
-// add adds what a node said earlier, of the rules that it names now: it names its busiest ones. What it did not name
-// then counts as it does now.
-func (v *look) add(now, earlier *console.State) {
-	v.total.calls += earlier.Calls
-	v.total.over += earlier.OverLimit
-	v.total.failed += earlier.Errors + earlier.Shed
-	v.total.trips += earlier.Store.RoundTrips
-	for _, n := range earlier.Fallbacks {
-		v.total.fallbacks += n
-	}
-	before := map[string]metrics.RuleState{}
-	for _, r := range slices.Concat(now.Rules, earlier.Rules) {
-		before[ruleName(&r)] = r
-	}
-	for i := range now.Rules {
-		v.addRule(before[ruleName(&now.Rules[i])])
-	}
-}
-
-func ruleName(r *metrics.RuleState) string { return r.Domain + "\x00" + r.Rule + "\x00" + r.Mode }
-
-// addRule takes the rule by value: what a node said last is summed at each look.
-func (v *look) addRule(r metrics.RuleState) {
-	name := ruleName(&r)
-	all := v.rules[name]
-	if all == nil {
-		v.rules[name] = &r
-		return
-	}
+// add adds the rule at another node. The maps that a node said stay as they are.
+func (all *Rule) add(r *metrics.RuleState) {
 	all.Decisions += r.Decisions
 	all.Denied += r.Denied
 	all.Admitted += r.Admitted
@@ -228,48 +194,76 @@ type RuleSet struct {
 	Nodes       []string `json:"nodes"`
 }
 
-// counted is an earlier look, with the present counts of nodes that did not answer then, or have started since, and of
-// rules that they did not name.
-func (v *look) counted(before *look) *look {
-	all := &look{at: before.at, rules: map[string]*metrics.RuleState{}}
-	for i := range v.nodes {
-		now := &v.nodes[i].State
-		earlier := now
-		for j := range before.nodes {
-			old := &before.nodes[j]
-			if old.Debug == v.nodes[i].Debug && !old.LastAnswer.IsZero() && old.State.Started.Equal(now.Started) {
-				earlier = &old.State
-			}
-		}
-		all.add(now, earlier)
+// fill sets what JSON shows of the last answer.
+func (n *Node) fill() {
+	n.Answers = n.Err == nil
+	n.Version = n.State.Version
+	n.StoreFailed = n.State.Store.BreakerOpen
+	n.Problems = n.State.Problems
+	n.Rules = n.State.Config.Fingerprint
+	n.RulesGood = n.State.Config.Good
+	n.Error = ""
+	if n.Err != nil {
+		n.Error = n.Err.Error()
 	}
-	return all
+}
+
+// of is what a node of a later look said here. If it did not answer then, or has started since, that is what it says
+// now, so that counts of before are in no rate.
+func (v *look) of(n *Node) *console.State {
+	for i := range v.nodes {
+		old := &v.nodes[i]
+		if old.Debug == n.Debug && !old.LastAnswer.IsZero() && old.State.Started.Equal(n.State.Started) {
+			return &old.State
+		}
+	}
+	return &n.State
 }
 
 // since is what happened between two looks.
 func (v *look) since(before *look) *Summary {
-	before = v.counted(before)
 	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), Nodes: v.nodes}
-	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
-	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)
-	s.Failed = rate(v.total.failed, before.total.failed)
-	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
+	grown := func(now, before uint64) float64 { return float64(now - min(before, now)) }
+	rules := map[[3]string]*Rule{} // by domain, rule and mode
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		n.Answers = n.Err == nil
-		n.Version = n.State.Version
-		n.StoreFailed = n.State.Store.BreakerOpen
-		n.Problems = n.State.Problems
-		n.Rules = n.State.Config.Fingerprint
-		n.RulesGood = n.State.Config.Good
-		n.Error = ""
-		if n.Err != nil {
-			n.Error = n.Err.Error()
+		n.fill()
+		now, old := &n.State, before.of(n)
+		s.Calls += grown(now.Calls, old.Calls)
+		s.Refused += grown(now.OverLimit, old.OverLimit)
+		s.Failed += grown(now.Errors+now.Shed, old.Errors+old.Shed)
+		s.Trips += grown(now.Store.RoundTrips, old.Store.RoundTrips)
+		for reason, count := range now.Fallbacks {
+			s.Alone += grown(count, old.Fallbacks[reason])
+		}
+		for j := range now.Rules {
+			r := &now.Rules[j]
+			name := [3]string{r.Domain, r.Rule, r.Mode}
+			all := rules[name]
+			if all == nil {
+				all = &Rule{RuleState: *r}
+				rules[name] = all
+			} else {
+				all.add(r)
+			}
+			// A node names its busiest rules. What it did not name then counts as it does now.
+			was := r
+			for k := range old.Rules {
+				if o := &old.Rules[k]; name == [3]string{o.Domain, o.Rule, o.Mode} {
+					was = o
+				}
+			}
+			all.AdmittedRate += grown(r.Admitted, was.Admitted)
+			all.DeniedRate += grown(r.Denied, was.Denied)
 		}
 	}
-	for name, r := range v.rules {
-		old := cmp.Or(before.rules[name], r)
-		s.Rules = append(s.Rules, Rule{*r, rate(r.Admitted, old.Admitted), rate(r.Denied, old.Denied)})
+	for _, rate := range []*float64{&s.Calls, &s.Refused, &s.Failed, &s.Trips, &s.Alone} {
+		*rate /= s.Seconds
+	}
+	for _, r := range rules {
+		r.AdmittedRate /= s.Seconds
+		r.DeniedRate /= s.Seconds
+		s.Rules = append(s.Rules, *r)
 	}
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
 		return cmp.Or(cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Mode, b.Mode))

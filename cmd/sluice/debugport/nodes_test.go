@@ -116,7 +116,6 @@ func TestTopShowsCauses(t *testing.T) {
 	now := look{at: at, nodes: []Node{
 		{Debug: "a:6070", LastAnswer: at, State: state}, {Debug: "b:6070", Err: fmt.Errorf("get: %w", context.DeadlineExceeded)},
 	}}
-	now.add(&state, &state)
 	v := now.since(&was)
 	var text strings.Builder
 	if err := v.write(&text); err != nil {
@@ -144,15 +143,7 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 		n.State.Calls, n.State.Rules = uint64(calls), []metrics.RuleState{{Domain: "d", Rule: "r", Admitted: uint64(calls)}}
 		return n
 	}
-	looked := func(at time.Time, nodes ...Node) *look {
-		v := &look{at: at, nodes: nodes, rules: map[string]*metrics.RuleState{}}
-		for i := range nodes {
-			if n := &nodes[i]; !n.LastAnswer.IsZero() {
-				v.add(&n.State, &n.State)
-			}
-		}
-		return v
-	}
+	looked := func(at time.Time, nodes ...Node) *look { return &look{at, nodes} }
 	quiet := seen("busy", 1, 70000)
 	quiet.State.Rules[0].Rule = "other"
 	before := looked(at, seen("a", 1, 1000), Node{Debug: "late", Err: errors.New("away")}, seen("again", 1, 5000), quiet)
