@@ -44,7 +44,7 @@ type assembled struct {
 func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 
 // registers adds the changing part of the registration, for people.
-func (p *assembled) registers(s *registration) {
+func (p *assembled) registers(s *console.Node) {
 	recent, wrong := p.people.History.Recent()
 	s.Rules = p.store.Status().Fingerprint
 	s.Rates = &recent
