@@ -58,8 +58,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
-	clock := ratelimit.MonotonicClock()
-	p := &assembled{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
+	unit := time.Second
+	if c.LatencyMillis {
+		unit = time.Millisecond
+	}
+	p := &assembled{clock: ratelimit.MonotonicClock(), latency: metrics.NewLatency(unit), log: log}
 	desk, noHolds, err := c.desk()
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ func looked(passed, refused, alone, beyond uint64) metrics.State {
 
 // The page shows seconds, also if the histogram has milliseconds (PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS).
 func TestHistoryIsInSeconds(t *testing.T) {
-	for _, unit := range []metrics.LatencyUnit{metrics.InSeconds, metrics.InMilliseconds} {
+	for _, unit := range []time.Duration{time.Second, time.Millisecond} {
 		latency := metrics.NewLatency(unit)
 		h := NewHistory(metrics.Collector{}, latency, noFleet)
 		at := time.Unix(1_000_000, 0)

@@ -100,7 +100,7 @@ func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	calls, took = m.GetHistogram().GetSampleCount(), m.GetHistogram().GetSampleSum()
 	if calls > s.calls {
 		fmt.Fprintf(lines, "ratelimit_server.%s.response_time%s:%.3f|ms\n", method, s.suffix,
-			float64(s.Latency.unit)/float64(time.Millisecond)*(took-s.took)/float64(calls-s.calls))
+			1e3*s.Latency.Seconds(took-s.took)/float64(calls-s.calls))
 	}
 	return calls, took
 }
