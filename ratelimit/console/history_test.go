@@ -31,7 +31,7 @@ func TestHistoryIsInSeconds(t *testing.T) {
 		}
 		h.observe(at.Add(lookEvery), looked(100, 0, 0, 0), h.buckets())
 		if r, _ := h.Recent(); r.P99 < 0.0001 || r.P99 > 0.00025 {
-			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", time.Duration(unit), r.P99)
+			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", unit, r.P99)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package metrics
 import (
 	_ "embed"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -69,11 +70,12 @@ func (p page) put(name string, v float64, pairs ...string) {
 func (p page) tagged(of any, pairs ...string) {
 	s := reflect.ValueOf(of).Elem()
 	for i := range s.NumField() {
-		tag := strings.FieldsFunc(s.Type().Field(i).Tag.Get("metric"), func(r rune) bool { return r == ',' || r == '=' })
+		text := s.Type().Field(i).Tag.Get("metric")
+		tag := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '=' })
 		if len(tag) == 0 {
 			continue
 		}
-		name, labels := tag[0], append(tag[1:], pairs...)
+		name, labels := tag[0], slices.Concat(pairs, tag[1:])
 		if v := s.Field(i); v.Kind() != reflect.Array {
 			p.put(name, float64(count(v)), labels...)
 			continue

@@ -8,8 +8,8 @@ import (
 
 const method = "ShouldRateLimit"
 
-// NewLatency returns the histogram of whole calls under their name, which says seconds whatever unit it is in. The unit is
-// a second, or a millisecond, as older versions of envoyproxy/ratelimit had it under that name.
+// NewLatency returns the histogram of whole calls under their name, which says seconds whatever unit it is in. The unit
+// is a second, or a millisecond, as older versions of envoyproxy/ratelimit had it under that name.
 func NewLatency(unit time.Duration) *Latency {
 	scale := float64(time.Second / unit)
 	buckets := []float64{

@@ -35,8 +35,8 @@ func ReadMapping(name string) (*Mapping, error) {
 	return &Mapping{m}, nil
 }
 
-// mapped are the metrics that the Mapping names. Without one there are none. They are made anew for each scrape, so that
-// those of rules that went away do not stay.
+// mapped are the metrics that the Mapping names. Without one there are none. They are made anew for each scrape, so
+// that those of rules that went away do not stay.
 func (c Collector) mapped() ([]*dto.MetricFamily, error) {
 	if c.Mapping == nil {
 		return nil, nil

@@ -176,7 +176,8 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 					continue
 				}
 				n := m.of(&rows[i])
-				if catalogue[m.name].kind == "counter" { // one that requests make overflow starts anew, and is never negative
+				// A counter that requests make overflow starts anew, and is never negative.
+				if catalogue[m.name].kind == "counter" {
 					n &= math.MaxInt64
 				}
 				line(m.name, rows[i].labels, n)

@@ -159,7 +159,8 @@ func (c Collector) State(n int) State {
 		Claims:    named(ratelimit.ClaimReasons[:], &l.ClaimsBy),
 		Store: StoreState{
 			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(),
-			Mean: waited / float64(max(1, l.StoreTime.Count)), Waited: waited, Deadline: c.leastDeadline().Seconds(), Replies: l.StoreTime,
+			Mean: waited / float64(max(1, l.StoreTime.Count)), Waited: waited,
+			Deadline: c.leastDeadline().Seconds(), Replies: l.StoreTime,
 		},
 	}
 	copyCounts(&v, s)
@@ -242,8 +243,8 @@ func named(names []string, counters any) map[string]uint64 {
 	return m
 }
 
-// copyCounts sets the fields of a state with a tag of:"NAME" to the counters of these names. It is for JSON what the tags
-// of counters are for Prometheus.
+// copyCounts sets the fields of a state with a tag of:"NAME" to the counters of these names. It is for JSON what the
+// tags of counters are for Prometheus.
 func copyCounts(state, counters any) {
 	to, from := reflect.ValueOf(state).Elem(), reflect.ValueOf(counters).Elem()
 	for i := range to.NumField() {
