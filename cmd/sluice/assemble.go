@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/rand"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -123,7 +124,9 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := p.shown.Handler(registry)
-	debug := server.Debug(p.shown.WriteRules, p.shown.WriteStats, p.shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, p.people) })
+	debug := server.Debug(map[string]func(io.Writer){
+		"/rlconfig": p.shown.WriteRules, "/stats": p.shown.WriteStats, "/ring": p.shown.WriteRing,
+	}, scrape, c.debugHosts(), func(mux *http.ServeMux) { console.Register(mux, p.people) })
 	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != c.PrometheusPath { // which may have braces, that a pattern may not
 			http.NotFound(w, r)
@@ -134,7 +137,6 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	public := http.NewServeMux()
 	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
-	options.Held = true
 	options.Spans, options.Streams = p.spans.calls(), streams
 	if gate != nil {
 		options.Gate = gate.Before(p.clock)
