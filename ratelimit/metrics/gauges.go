@@ -59,9 +59,9 @@ func (c Collector) counters(see func(name string, n uint64)) {
 // memory gives fields of [runtime.MemStats], whose names begin with a small letter here.
 func memory(see func(name string, n uint64), names string) (m runtime.MemStats) {
 	runtime.ReadMemStats(&m)
+	of := reflect.ValueOf(&m).Elem()
 	for name := range strings.FieldsSeq(names) {
-		field := strings.ToUpper(name[:1]) + name[1:]
-		see("ratelimit.go."+name, reflect.ValueOf(m).FieldByName(field).Uint())
+		see("ratelimit.go."+name, of.FieldByName(strings.ToUpper(name[:1])+name[1:]).Uint())
 	}
 	return m
 }
