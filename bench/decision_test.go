@@ -74,7 +74,7 @@ func BenchmarkDecision(b *testing.B) {
 // BenchmarkMetrics is a decision with and without what is counted of it: the
 // rule's counters, its source, and the histogram of latencies.
 func BenchmarkMetrics(b *testing.B) {
-	latency := metrics.NewLatency(metrics.InSeconds)
+	latency := metrics.NewLatency(time.Second)
 	var sources [len(ratelimit.Sources)]atomic.Uint64
 	for _, counted := range []bool{false, true} {
 		b.Run(fmt.Sprintf("counted=%t", counted), func(b *testing.B) {

@@ -9,36 +9,50 @@ import (
 // The zero value is ready; all fields may be used concurrently. They are
 // padded so that two rules never share a cache line.
 type RuleCounters struct {
-	TotalHits   atomic.Uint64
-	WithinLimit atomic.Uint64
-	NearLimit   atomic.Uint64 // above NearLimitRatio of the limit, and within it
-	OverLimit   atomic.Uint64 // the part of hits above the limit
-	OverLocally atomic.Uint64 // of OverLimit: counted as over_limit_with_local_cache
-	ShadowMode  atomic.Uint64 // of OverLimit: answered OK by shadow_mode
-	ShadowRest  atomic.Uint64 // the hits of these requests that were within the limit
-	Refunded    atomic.Uint64 // is_negative_hits
-	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
-	Debt        atomic.Uint64 // tokens charged beyond the limit
+	TotalHits   atomic.Uint64 `statsd:"total_hits"`
+	WithinLimit atomic.Uint64 `statsd:"within_limit"`
+	// above NearLimitRatio of the limit, and within it
+	NearLimit atomic.Uint64 `statsd:"near_limit"`
+	// the part of hits above the limit
+	OverLimit atomic.Uint64 `statsd:"over_limit"`
+	// of OverLimit: counted as over_limit_with_local_cache
+	OverLocally atomic.Uint64 `statsd:"over_limit_with_local_cache"`
+	// of OverLimit: answered OK by shadow_mode
+	ShadowMode atomic.Uint64 `statsd:"shadow_mode"`
+	ShadowRest atomic.Uint64 // the hits of these requests that were within the limit
+	// is_negative_hits
+	Refunded atomic.Uint64 `statsd:"total_negative_hits"`
+	// decisions that were OVER_LIMIT before shadow_mode
+	Denied atomic.Uint64 `metric:"sluice_denied_total" rules:"every"`
+	// tokens charged beyond the limit
+	Debt atomic.Uint64 `metric:"sluice_debt_tokens_total"`
 	// Sources are decisions, whatever their cost, by where they were made. What
 	// needs no budget (a ban, an unlimited rule) is FromLease.
 	Sources [len(Sources)]atomic.Uint64
 	// Fallbacks are those of them that were made without the ledger, by reason.
 	Fallbacks [len(FallbackReasons)]atomic.Uint64
 	// The ledger's reports of limits that were not kept to the token.
-	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
-	UnderAdmitted atomic.Uint64 // cost of requests that were refused here while others had tokens in hand
-	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
-	Leased        atomic.Int64  // tokens leased to this node and unspent, also of the window that begins next
-	NearBound     atomic.Uint64 // keys and windows beyond 4/5 of the rule's declared over-admission
-	BeyondBound   atomic.Uint64 // and beyond all of it, without those of BeyondByPolicy
+	// tokens spent beyond the limit, by all nodes, as told to this one
+	OverAdmitted atomic.Uint64 `metric:"sluice_over_admitted_tokens_total"`
+	// cost of requests that were refused here while others had tokens in hand
+	UnderAdmitted atomic.Uint64 `metric:"sluice_under_admitted_tokens_total"`
+	// tokens spent here and not confirmed, now
+	Drifting atomic.Int64 `metric:"sluice_drift_unconfirmed_tokens"`
+	// tokens leased to this node and unspent, also of the window that begins next
+	Leased atomic.Int64 `metric:"sluice_leased_tokens"`
+	// keys and windows beyond 4/5 of the rule's declared over-admission
+	NearBound atomic.Uint64 `metric:"sluice_windows_near_bound_total"`
+	// and beyond all of it, without those of BeyondByPolicy
+	BeyondBound atomic.Uint64 `metric:"sluice_windows_beyond_bound_total"`
 	// Of the two above, what on_store_failure admitted here: tokens of OverAdmitted,
 	// and keys and windows that would be within the bound without them.
-	OverByPolicy   atomic.Uint64
-	BeyondByPolicy atomic.Uint64
+	OverByPolicy   atomic.Uint64 `metric:"sluice_over_admitted_by_policy_tokens_total"`
+	BeyondByPolicy atomic.Uint64 `metric:"sluice_windows_beyond_by_policy_total"`
 	// The most tokens of one key in a window. Used is of its limit, by decisions here. Worst is beyond it by this
 	// node's drift, and Alone by on_store_failure at this node.
 	Used, Worst, Alone Peak
-	ShareUsedUp        atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
+	// decisions that could not drift: this node's share of the key was used up
+	ShareUsedUp atomic.Uint64 `metric:"sluice_drift_share_used_up_total" rules:"approx"`
 	// Unrefunded is the number of answers with debt since this node has last seen a refund. It is no metric: nodes
 	// book charges of refused requests by it.
 	Unrefunded atomic.Uint64

@@ -36,17 +36,24 @@ var HoldRatios = [...]uint64{10, 25, 50, 75, 90, 100, 110, 150, 200, 500}
 // HoldCounters are the statistics of a rule that holds. The zero HoldCounters are ready; all fields may be used
 // concurrently.
 type HoldCounters struct {
-	Taken      atomic.Uint64 // holds
-	TakenSum   atomic.Uint64 // tokens of them
-	SettledSum atomic.Uint64 // tokens held by holds that were settled: of TakenSum, but perhaps of another node's
-	CostSum    atomic.Uint64 // and their cost
-	Charged    atomic.Uint64 // tokens of costs above their holds, as booked
-	Released   atomic.Uint64 // tokens of holds above their costs, as booked
-	Debt       atomic.Uint64 // of Charged, beyond the limit by this node's count
-	Results    [len(SettledNames)]atomic.Uint64
-	Ratios     [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of the hold
-	RatioSum   atomic.Uint64                      // of these percent
-	Costs      quantile.Costs
+	// holds
+	Taken atomic.Uint64 `metric:"sluice_holds_total"`
+	// tokens of them
+	TakenSum atomic.Uint64 `metric:"sluice_hold_tokens_total"`
+	// tokens held by holds that were settled: of TakenSum, but perhaps of another node's
+	SettledSum atomic.Uint64 `metric:"sluice_hold_settled_tokens_total"`
+	// and their cost
+	CostSum atomic.Uint64 `metric:"sluice_hold_cost_tokens_total"`
+	// tokens of costs above their holds, as booked
+	Charged atomic.Uint64 `metric:"sluice_hold_charged_tokens_total"`
+	// tokens of holds above their costs, as booked
+	Released atomic.Uint64 `metric:"sluice_hold_released_tokens_total"`
+	// of Charged, beyond the limit by this node's count
+	Debt     atomic.Uint64 `metric:"sluice_hold_debt_tokens_total"`
+	Results  [len(SettledNames)]atomic.Uint64
+	Ratios   [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of the hold
+	RatioSum atomic.Uint64                      // of these percent
+	Costs    quantile.Costs
 }
 
 // Took counts a hold.

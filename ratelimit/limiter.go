@@ -107,32 +107,46 @@ type Limiter interface {
 
 // LimiterStats counts the work of a Limiter since its start.
 type LimiterStats struct {
-	Claims   uint64 // asked of the ledger
-	Evicted  uint64 // keys that still counted, dropped to make room
+	// asked of the ledger
+	Claims uint64 `metric:"sluice_ledger_claims_total"`
+	// keys that still counted, dropped to make room
+	Evicted  uint64 `metric:"sluice_leases_evicted_total"`
 	Overflow uint64 // decisions that shared an overflow budget
-	Leases   int    // held now
-	Accounts int    // in a ledger of this process now
+	// held now
+	Leases int `metric:"sluice_keys,kind=leases"`
+	// in a ledger of this process now
+	Accounts int `metric:"sluice_keys,kind=ledger"`
 	// Fallbacks are decisions without the ledger, by reason.
-	Fallbacks   [len(FallbackReasons)]uint64
-	BreakerOpen bool
+	Fallbacks   [len(FallbackReasons)]uint64 `metric:"sluice_fallback_decisions_total,reason"`
+	BreakerOpen bool                         `metric:"sluice_store_breaker_open"`
 	// SyncAge is for how long the ledger has not answered: since the start, if it never has. 0: there is none.
 	SyncAge time.Duration
 
-	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by purpose
-	Stale      uint64                    // claims that the ledger refused as older than its records
-	Recoveries uint64                    // times that the ledger lost its data
-	RoundTrips uint64                    // batches of claims sent
-	Failed     uint64                    // of them, those that failed as a whole
-	StoreTime  DistributionCounts        // of round trips, in microseconds
-	LeaseSizes DistributionCounts        // tokens granted with a claim, where any were
-	Rejected   uint64                    // answers that said what cannot be, and were not taken
-	ClockSteps [2]uint64                 // times that the ledger's clock was set: ahead, and back
+	// Claims, by purpose
+	ClaimsBy [len(ClaimReasons)]uint64 `metric:"sluice_claims_total,reason"`
+	// claims that the ledger refused as older than its records
+	Stale uint64 `metric:"sluice_claims_stale_total"`
+	// times that the ledger lost its data
+	Recoveries uint64 `metric:"sluice_ledger_recoveries_total"`
+	RoundTrips uint64 // batches of claims sent
+	// of them, those that failed as a whole
+	Failed     uint64             `metric:"sluice_store_operations_total,result=failed"`
+	StoreTime  DistributionCounts // of round trips, in microseconds
+	LeaseSizes DistributionCounts // tokens granted with a claim, where any were
+	// answers that said what cannot be, and were not taken
+	Rejected uint64 `metric:"sluice_rejected_total,from=store,kind=answer"`
+	// times that the ledger's clock was set: ahead, and back
+	ClockSteps [2]uint64 `metric:"sluice_store_clock_steps_total,direction"`
 	// Missing are accounts that were lost singly, as by eviction, and MissingTokens their grants: the most
 	// that may have been granted again.
-	Missing, MissingTokens uint64
-	Unreported             uint64 // accounts whose window is over, and whose last total the ledger was not told
-	Queued                 int    // claims that wait to be sent
-	QueueSize              int    // that may wait
+	Missing       uint64 `metric:"sluice_store_accounts_lost_total"`
+	MissingTokens uint64 `metric:"sluice_store_accounts_lost_tokens_total"`
+	// accounts whose window is over, and whose last total the ledger was not told
+	Unreported uint64 `metric:"sluice_late_reports_lost_total"`
+	// claims that wait to be sent
+	Queued int `metric:"sluice_claims_queued"`
+	// that may wait
+	QueueSize int `metric:"sluice_claims_queue_size"`
 }
 
 // Add adds what another limiter did.
@@ -182,19 +196,29 @@ var ClaimReasons = [...]string{
 
 // RoutingStats counts the work of a node in a ring. The console shows a part of it.
 type RoutingStats struct {
-	Forwarded  uint64            `json:"forwarded"`          // asks sent to their owners
-	Received   uint64            `json:"received"`           // asks of other nodes decided here
-	NotOwner   uint64            `json:"-"`                  // asks that came to a node that does not own their key
-	Refused    uint64            `json:"-"`                  // peers that could not prove to be one
-	Malformed  uint64            `json:"-"`                  // messages that made no sense, and changed nothing
-	RejectedBy map[string]uint64 `json:"-"`                  // what peers sent and was not accepted, by kind
-	Handed     uint64            `json:"-"`                  // accounts given to their new owners
-	Hot        uint64            `json:"-"`                  // decisions here on hot keys of other owners
-	Instead    uint64            `json:"-"`                  // decisions by a lease here: the owner did not answer
-	Members    []string          `json:"members"`            // in the ring, as this node sees it
-	Ring       uint64            `json:"fingerprint,string"` // of the members: nodes that agree show the same
-	HotKeys    []string          `json:"hot_keys"`           // busy keys of this owner, as the ledger names accounts
-	HotHere    []string          `json:"hot_here"`           // of other owners, that this node leases
+	// asks sent to their owners
+	Forwarded uint64 `json:"forwarded" metric:"sluice_peer_asks_total,kind=forwarded"`
+	// asks of other nodes decided here
+	Received uint64 `json:"received" metric:"sluice_peer_asks_total,kind=received"`
+	// asks that came to a node that does not own their key
+	NotOwner uint64 `json:"-" metric:"sluice_peer_asks_total,kind=not_owner"`
+	// peers that could not prove to be one
+	Refused uint64 `json:"-" metric:"sluice_peers_refused_total"`
+	// messages that made no sense, and changed nothing
+	Malformed  uint64            `json:"-" metric:"sluice_peer_messages_malformed_total"`
+	RejectedBy map[string]uint64 `json:"-"` // what peers sent and was not accepted, by kind
+	// accounts given to their new owners
+	Handed uint64 `json:"-" metric:"sluice_accounts_handed_over_total"`
+	// decisions here on hot keys of other owners
+	Hot uint64 `json:"-" metric:"sluice_hot_key_decisions_total"`
+	// decisions by a lease here: the owner did not answer
+	Instead uint64 `json:"-" metric:"sluice_peer_asks_total,kind=leased_instead"`
+	// in the ring, as this node sees it
+	Members []string `json:"members" metric:"sluice_ring_members"`
+	Ring    uint64   `json:"fingerprint,string"` // of the members: nodes that agree show the same
+	// busy keys of this owner, as the ledger names accounts
+	HotKeys []string `json:"hot_keys" metric:"sluice_hot_keys"`
+	HotHere []string `json:"hot_here"` // of other owners, that this node leases
 }
 
 // FallbackReason says why the ledger did not decide.

@@ -12,8 +12,8 @@ const (
 	Approx
 )
 
-// ModeSpec is a mode as configuration, declarations, advice and screens use it. Its decisions are in the
-// table of the server (cmd/sluice, modes.go).
+// ModeSpec is a mode as configuration, declarations, advice and screens use it. The server
+// chooses the limiter of a rule by it (cmd/sluice, modes.go).
 type ModeSpec struct {
 	Name    string
 	Promise string   // a sentence without its subject, for people who choose one

@@ -105,8 +105,8 @@ func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call f
 	stream := l.Stream(seed)
 	for r, ok := stream.Next(); ok && ctx.Err() == nil; r, ok = stream.Next() {
 		intended := start.Add(r.At)
-		if wait := time.Until(intended); wait > 0 {
-			time.Sleep(wait)
+		if wait := time.Until(intended); wait > 0 && Sleep(ctx, wait) != nil {
+			break
 		}
 		calls.Go(func() error {
 			call(r, intended)

@@ -6,12 +6,16 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
+	"text/template"
+	"time"
 
 	"github.com/alecthomas/kong"
 )
@@ -39,6 +43,24 @@ func Terminal(w io.Writer) bool {
 
 // Columns aligns cells that end with tabs. Flush writes them.
 func Columns(out io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(out, 0, 0, 2, ' ', 0) }
+
+// Text is what a command prints for people: a template, with tabs after the cells of its rows.
+type Text struct{ of *template.Template }
+
+// NewText reads a template, which has functions for times, and more.
+func NewText(text string, more template.FuncMap) Text {
+	return Text{template.Must(template.New("text").Funcs(template.FuncMap{
+		"date":    func(at time.Time) string { return at.Format(time.RFC3339) },
+		"join":    func(names []string) string { return strings.Join(names, ", ") },
+		"seconds": func(d time.Duration) time.Duration { return d.Round(time.Second) },
+	}).Funcs(more).Parse(text))}
+}
+
+// Write fills in what is shown, and aligns the cells.
+func (t Text) Write(out io.Writer, shown any) error {
+	w := Columns(out)
+	return errors.Join(t.of.Execute(w, shown), w.Flush())
+}
 
 // JSON writes v for programs, on several lines.
 func (s Streams) JSON(v any) error {
@@ -95,6 +117,21 @@ func Wrong(err error) error {
 func NewParser(name string, grammar any, s Streams, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(grammar, append(options, kong.Name(name), kong.Writers(s.Out, s.Err), kong.Bind(s),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true, NoExpandSubcommands: true}))...)
+}
+
+// Details are what the help of commands says below their summaries: each stands in the text below "# COMMAND".
+func Details(text string) kong.Option {
+	return kong.PostBuild(func(k *kong.Kong) error {
+		of := map[string]string{}
+		for section := range strings.SplitSeq("\n"+text, "\n# ") {
+			name, detail, _ := strings.Cut(section, "\n")
+			of[name] = strings.TrimSpace(detail)
+		}
+		for _, n := range k.Model.Leaves(false) {
+			n.Detail = cmp.Or(of[strings.TrimPrefix(n.FullPath(), k.Model.Name+" ")], n.Detail)
+		}
+		return nil
+	})
 }
 
 // Counted is a number of things: 1 rule, 2 rules.

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/rand"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -44,7 +45,7 @@ type assembled struct {
 func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 
 // registers adds the changing part of the registration, for people.
-func (p *assembled) registers(s *registration) {
+func (p *assembled) registers(s *console.Node) {
 	recent, wrong := p.people.History.Recent()
 	s.Rules = p.store.Status().Fingerprint
 	s.Rates = &recent
@@ -58,8 +59,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
-	clock := ratelimit.MonotonicClock()
-	p := &assembled{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
+	unit := time.Second
+	if c.LatencyMillis {
+		unit = time.Millisecond
+	}
+	p := &assembled{clock: ratelimit.MonotonicClock(), latency: metrics.NewLatency(unit), log: log}
 	desk, noHolds, err := c.desk()
 	if err != nil {
 		return nil, err
@@ -120,7 +124,9 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := p.shown.Handler(registry)
-	debug := server.Debug(p.shown.WriteRules, p.shown.WriteStats, p.shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, p.people) })
+	debug := server.Debug(map[string]func(io.Writer){
+		"/rlconfig": p.shown.WriteRules, "/stats": p.shown.WriteStats, "/ring": p.shown.WriteRing,
+	}, scrape, c.debugHosts(), func(mux *http.ServeMux) { console.Register(mux, p.people) })
 	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != c.PrometheusPath { // which may have braces, that a pattern may not
 			http.NotFound(w, r)
@@ -131,7 +137,6 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	public := http.NewServeMux()
 	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
-	options.Held = true
 	options.Spans, options.Streams = p.spans.calls(), streams
 	if gate != nil {
 		options.Gate = gate.Before(p.clock)

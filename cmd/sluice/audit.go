@@ -1,12 +1,11 @@
 package main
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/leasing/audit"
@@ -20,14 +19,6 @@ type auditCmd struct {
 	Key    string   `help:"Part of the name of an account."`
 	Events bool     `help:"Also print each event as JSON lines."`
 	JSON   bool     `name:"json" help:"Print the windows as JSON lines."`
-}
-
-// Help is what `sluice audit --help` says below its summary.
-func (*auditCmd) Help() string {
-	return `Examples:
-
-  sluice audit node1.jsonl node2.jsonl      the files of AUDIT_FILE, of any number of nodes
-  sluice audit --rule edge.login *.jsonl*   of one rule`
 }
 
 // Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound.
@@ -77,7 +68,14 @@ func (c *auditCmd) Run(s cli.Streams) error {
 // print prints the usage of each window.
 func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) (err error) {
 	if !c.JSON {
-		return printWindows(s.Out, windows)
+		shown := struct {
+			Windows []*audit.Window
+			Debt    ratelimit.Tokens // of all
+		}{Windows: windows}
+		for _, w := range windows {
+			shown.Debt += w.Debt
+		}
+		return windowsText.Write(s.Out, shown)
 	}
 	for _, w := range windows {
 		err = errors.Join(err, s.JSONLine(struct {
@@ -88,28 +86,8 @@ func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) (err error) {
 	return err
 }
 
-// printWindows prints the usage of each window, and the causes of usage beyond its limit.
-func printWindows(out io.Writer, windows []*audit.Window) error {
-	t := cli.Columns(out)
-	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tADMITTED\tREFUSED\tREFUSED BUT CHARGED\tCHARGED AT MOST\t"+
-		"CHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\t")
-	var debt ratelimit.Tokens
-	for _, w := range windows {
-		ends, charged, verdict := w.Ends.Format(time.RFC3339), fmt.Sprint(w.Taken), "held"
-		if w.Window == 0 {
-			ends, charged = "(bucket)", charged+" since "+w.Begins.Format(time.RFC3339)
-		}
-		if !w.Held() {
-			verdict = "BROKEN"
-		}
-		debt += w.Debt
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit,
-			w.Admitted, w.Refused, w.RefusedCharged, charged, w.Debt, w.Over, w.Bound, w.Unrecorded, w.Holders, w.Events,
-			verdict)
-	}
-	if err := t.Flush(); err != nil || debt == 0 {
-		return err
-	}
-	_, err := fmt.Fprintf(out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
-	return err
-}
+//go:embed audit.txt
+var auditText string
+
+// windowsText has a row for each window, and the causes of usage beyond its limit.
+var windowsText = cli.NewText(auditText, nil)

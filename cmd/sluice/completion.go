@@ -15,15 +15,6 @@ type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: bash, zsh or fish."`
 }
 
-// Help is what `sluice completion --help` says below its summary.
-func (*completionCmd) Help() string {
-	return `Examples:
-
-  source <(sluice completion bash)                                   in ~/.bashrc
-  sluice completion zsh > "${fpath[1]}/_sluice"
-  sluice completion fish > ~/.config/fish/completions/sluice.fish`
-}
-
 // completionScripts ask this program what may follow: lines of a word, a tab and its purpose. Without any, the shell
 // completes names of files.
 var completionScripts = map[string]string{
@@ -58,13 +49,6 @@ func (c *completionCmd) Run(s cli.Streams) error {
 // completionWordsCmd is what the scripts call.
 type completionWordsCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of a command line, without the last."`
-}
-
-// Help is what `sluice completion-words --help` says below its summary.
-func (*completionWordsCmd) Help() string {
-	return `Examples:
-
-  sluice completion-words limit`
 }
 
 // Run prints the words that may follow.

@@ -145,7 +145,7 @@ func (d *decider) audit(here wallTime) {
 	if d.record == nil {
 		return
 	}
-	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holders[0], here)
+	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holder, here)
 	d.NodeLimiter = a
 	d.beside(a.Run)
 }

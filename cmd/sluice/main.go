@@ -7,6 +7,7 @@ package main
 
 import (
 	"cmp"
+	_ "embed"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,6 +54,9 @@ func runProgram(args []string, s cli.Streams) int {
 	return cli.Run("sluice", new(commands), args, s, programOptions()...)
 }
 
+//go:embed help.txt
+var helpText string
+
 // programOptions are what command lines refer to.
 func programOptions() []kong.Option {
 	file := new(settings.Values)
@@ -68,5 +72,6 @@ func programOptions() []kong.Option {
 		kong.Resolvers(file),
 		kong.Help(settings.Help),
 		kong.ExplicitGroups(settings.Sections),
+		cli.Details(helpText),
 	}
 }

@@ -10,68 +10,38 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// modeTable has a line for each mode: its declaration, and its limiter. A mode that decides by the ledger or by the ring
-// is a package and a line here. It has a [ratelimit.ModeSpec] at the end of the table of package ratelimit, and its
-// bounds in package declare. One with a limiter of its own also changes newByMode and the methods of byMode.
-var modeTable = []modeLine{
-	{ratelimit.Leasing, byLedger},
-	{ratelimit.Routing, byOwner},
-	{ratelimit.Approx, byLedger},
-}
-
-// modeLine has decides make the limiter of a mode. The ledger's limiter leases from the store, or counts in this
-// process's memory where there is none; ring is nil where PEERS is not set.
-type modeLine struct {
-	mode    ratelimit.Mode
-	decides func(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter
-}
-
-// byLedger has the ledger's limiter decide. It reads in the rule by which share it may drift.
-func byLedger(ledger ratelimit.Limiter, _ *routing.Router) ratelimit.Limiter { return ledger }
-
-// byOwner has the owner of a key decide; without a ring each node leases.
-func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
-	if ring == nil {
-		return ledger
-	}
-	return ring
-}
-
-// byMode has each ask decided by its mode's limiter. With a store, slots decides concurrency limits. The
-// base is the limiter of the ledger.
+// byMode has each ask decided by the limiter of its mode: the ledger's, or the ring's for a mode whose keys have owners.
+// The ledger's limiter leases from the store, or counts in this process's memory where there is none. It reads in the
+// rule by which share it may drift. With a store, slots decides concurrency limits. A mode with a limiter of its own
+// also changes the methods here.
 type byMode struct {
 	split
 	ratelimit.Inspector // of the base
 	base                ratelimit.NodeLimiter
-	ring                *routing.Router // nil: there is none
+	ring                *routing.Router // nil: there is none, and each node leases
 	slots               *slots.Limiter  // nil: there is no store
 }
 
 func newByMode(
 	ledger ratelimit.NodeLimiter, ring *routing.Router, slots *slots.Limiter,
 ) ratelimit.NodeLimiter {
-	m := &byMode{Inspector: ledger, base: ledger, ring: ring, slots: slots}
-	m.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
-	m.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
-	plain := slots == nil
-	for _, line := range modeTable {
-		l := line.decides(ledger, ring)
-		m.all[line.mode], plain = l, plain && l == ratelimit.Limiter(ledger)
-	}
-	if plain {
+	if ring == nil && slots == nil {
 		return ledger
 	}
-	if slots != nil {
-		last := len(m.all)
-		m.all = append(m.all, slots)
-		m.of = func(a *ratelimit.Ask) int {
-			if a.OfSlot() {
-				return last
-			}
-			return int(a.Rule.Coordination.Mode)
-		}
-	}
+	m := &byMode{Inspector: ledger, base: ledger, ring: ring, slots: slots}
+	m.of = m.limiter
 	return m
+}
+
+// limiter decides an ask.
+func (m *byMode) limiter(a *ratelimit.Ask) ratelimit.Limiter {
+	switch {
+	case m.slots != nil && a.OfSlot():
+		return m.slots
+	case m.ring != nil && a.Rule.Coordination.Mode.Spec().Owned:
+		return m.ring
+	}
+	return m.base
 }
 
 // Alone has the node's own budgets for outages, below a ring with a store.

@@ -22,10 +22,10 @@ import (
 // there, every two seconds, or less often in a large fleet. No decision depends
 // on it.
 type registry struct {
-	store   store.Store
-	name    string // of this node, which no other has
-	holders []ratelimit.Holder
-	nodes   atomic.Pointer[registered]
+	store  store.Store
+	name   string // of this node, which no other has
+	holder ratelimit.Holder
+	nodes  atomic.Pointer[registered]
 }
 
 // registered is who was there when the store was last asked.
@@ -44,7 +44,7 @@ const (
 	// nodes have the store read 10 n records a second.
 	registerEvery  = 2 * time.Second
 	registerForOne = 100 * time.Millisecond // for each node
-	registerSeldom = 10 * time.Second       // at most; what nodes of older versions do
+	registerSeldom = 10 * time.Second       // at most
 	mostNodes      = 1000                   // that are shown
 	// A node has a part of a limit after a loss of data if its last count is younger than countFresh. It must have
 	// registered partRest ago: then all others with such a part have counted it.
@@ -52,37 +52,29 @@ const (
 	partRest   = 3 * registerSeldom
 )
 
-// registration is the text of a node about itself, as JSON.
+// registration is the text of a node about itself, as JSON: what consoles show, and what they do not.
 type registration struct {
-	Host    string             `json:"host"`
-	Debug   string             `json:"debug"`
-	Version string             `json:"version"`
-	Started int64              `json:"started"` // Unix seconds, by its own clock
-	Holders []ratelimit.Holder `json:"holders"`
-	Rules   string             `json:"rules,omitempty"` // fingerprint of those in force
-	Region  string             `json:"region,omitempty"`
-	// Every is after how many seconds it says so again.
-	Every float64        `json:"every,omitempty"`
-	Rates *console.Rates `json:"rates,omitempty"`
-	Wrong int            `json:"problems,omitempty"`
+	console.Node
+	Holder ratelimit.Holder `json:"holder"`
+	Every  time.Duration    `json:"every"` // it says so again after that
 }
 
 func newRegistry(s store.Store, holder ratelimit.Holder) *registry {
-	return &registry{store: s, name: account.HolderName(holder), holders: []ratelimit.Holder{holder}}
+	return &registry{store: s, name: account.HolderName(holder), holder: holder}
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.
 // A nil registry says nothing. now adds what changes: rules and rates.
-func (r *registry) run(ctx context.Context, name string, now func(*registration)) {
+func (r *registry) run(ctx context.Context, name string, now func(*console.Node)) {
 	if r == nil {
 		return
 	}
 	host, _, _ := net.SplitHostPort(name)
-	me := registration{Host: host, Debug: name, Version: version(), Started: time.Now().Unix(), Holders: r.holders}
+	me := registration{Holder: r.holder, Node: console.Node{Host: host, Debug: name, Version: version(), Started: time.Now().UTC().Truncate(time.Second)}}
 	pause := time.Second // nodes that start together find each other
 	for n := 0; ctx.Err() == nil; n++ {
-		me.Every = r.pause().Seconds()
-		now(&me)
+		me.Every = r.pause()
+		now(&me.Node)
 		if text, err := json.Marshal(me); err == nil {
 			r.register(ctx, name, string(text))
 		}
@@ -177,10 +169,11 @@ func readNode(x store.Registration) (console.Node, bool) {
 	if json.Unmarshal([]byte(x.Text), &s) != nil {
 		return console.Node{}, false
 	}
-	return console.Node{
-		Name: x.Node, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: int64(x.Ago / time.Second),
-		Holders: s.Holders, Rules: s.Rules, Region: s.Region, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
-	}, true
+	n := s.Node
+	n.Name = x.Node
+	n.Seen = int64(x.Ago / time.Second)
+	n.Holder, n.Every = s.Holder, s.Every
+	return n, true
 }
 
 // count is the number of nodes that registered in the minute before the store's last answer, including this
@@ -214,9 +207,6 @@ func (r *registry) all() console.Fleet {
 	f.Old = f.Age > silentAfter(h.every)
 	for i := range f.Nodes {
 		n := &f.Nodes[i]
-		if n.Every <= 0 {
-			n.Every = registerSeldom
-		}
 		n.Seen += int64(f.Age / time.Second)
 		n.Silent = !f.Old && time.Duration(n.Seen)*time.Second > silentAfter(n.Every)
 	}

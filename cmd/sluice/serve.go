@@ -25,18 +25,6 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// Help is what `sluice serve --help` says below its summary.
-func (*serveCmd) Help() string {
-	return `Examples:
-
-  sluice serve                                                       the built-in example
-  sluice serve --config rules/                                       one node, limits in memory
-  REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
-  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     peers that own keys, for mode routing
-
-After SIGTERM or SIGHUP, health checks fail, and the node answers calls for DRAIN_TIME. Then it returns its leases and ends. SIGINT (Ctrl+C), or a second signal, skips DRAIN_TIME.`
-}
-
 // Run serves until SIGTERM or SIGHUP (drains), or SIGINT (stops at once). After nohup, SIGHUP stays ignored.
 func (c *serveCmd) Run(s cli.Streams) error {
 	drain, cancel := context.WithCancel(context.Background())

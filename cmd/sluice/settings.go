@@ -207,9 +207,9 @@ func (s *flags) redacts() bool {
 	return s.DebugHost != "localhost" && !net.ParseIP(bare(s.DebugHost)).IsLoopback()
 }
 
-func (s *flags) debugOptions() server.DebugOptions {
-	names := strings.FieldsFunc(s.DebugHosts, func(r rune) bool { return strings.ContainsRune(", ", r) })
-	return server.DebugOptions{Unnamed: []string{"/metrics"}, Hosts: names}
+// debugHosts are further names of the debug port.
+func (s *flags) debugHosts() []string {
+	return strings.FieldsFunc(s.DebugHosts, func(r rune) bool { return strings.ContainsRune(", ", r) })
 }
 
 // logLevels are the names LOG_LEVEL may have there, in any case.

@@ -198,7 +198,7 @@ func (b *broken) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, _ []ratelimit.V
 // A limiter that fails, fails the request, and no more. What is taken back, is by the limiter that decided it.
 func TestLimitersAreApart(t *testing.T) {
 	odd, even := &broken{}, &broken{}
-	s := &split{of: func(a *ratelimit.Ask) int { return int(a.Cost % 2) }, all: []ratelimit.Limiter{even, odd}}
+	s := &split{of: func(a *ratelimit.Ask) ratelimit.Limiter { return []ratelimit.Limiter{even, odd}[a.Cost%2] }}
 	asks, verdicts := []ratelimit.Ask{{Cost: 1}, {Cost: 2}, {Cost: 3}}, make([]ratelimit.Verdict, 3)
 	if s.Undo(0, asks, verdicts); odd.undone != 4 || even.undone != 2 {
 		t.Errorf("of the odd %d are undone, and of the even %d", odd.undone, even.undone)

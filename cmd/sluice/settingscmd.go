@@ -17,16 +17,6 @@ type settingsCmd struct {
 	Markdown bool `name:"markdown" hidden:"" help:"Print docs/reference/settings.md."`
 }
 
-// Help is what `sluice settings --help` says below its summary.
-func (*settingsCmd) Help() string {
-	return `It takes the flags of serve, reads its environment, and starts nothing. Secrets are masked.
-
-Examples:
-
-  sluice settings --settings sluice.yaml       every setting in force, and the source of its value
-  sluice settings --schema > settings.schema.json`
-}
-
 // Run prints the settings in force. It fails if serve would refuse a value without opening a file or a port.
 func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Values) error {
 	switch {

@@ -10,8 +10,7 @@ import (
 
 // split is a limiter made of several: of says which of them decides an ask. It is safe for concurrent use.
 type split struct {
-	of  func(*ratelimit.Ask) int
-	all []ratelimit.Limiter
+	of func(*ratelimit.Ask) ratelimit.Limiter
 }
 
 // Decide implements [ratelimit.Limiter]. It allocates only for a request that several decide; these wait at the same
@@ -20,9 +19,9 @@ func (s *split) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 	if len(asks) == 0 {
 		return
 	}
-	first := s.all[s.of(&asks[0])]
+	first := s.of(&asks[0])
 	for i := 1; i < len(asks); i++ {
-		if s.all[s.of(&asks[i])] != first {
+		if s.of(&asks[i]) != first {
 			s.each(ctx, now, asks, verdicts)
 			return
 		}
@@ -42,7 +41,7 @@ type part struct {
 func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	var parts []*part
 	for i := range asks {
-		l := s.all[s.of(&asks[i])]
+		l := s.of(&asks[i])
 		n := slices.IndexFunc(parts, func(p *part) bool { return p.limiter == l })
 		if n < 0 {
 			n, parts = len(parts), append(parts, &part{limiter: l})
@@ -71,6 +70,6 @@ func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimi
 // Undo implements [ratelimit.Limiter].
 func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		s.all[s.of(&asks[i])].Undo(now, asks[i:i+1], verdicts[i:i+1])
+		s.of(&asks[i]).Undo(now, asks[i:i+1], verdicts[i:i+1])
 	}
 }

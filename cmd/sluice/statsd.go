@@ -37,13 +37,6 @@ func (s *flags) mapping(log *slog.Logger) *metrics.Mapping {
 	return m
 }
 
-func (s *flags) latencyUnit() metrics.LatencyUnit {
-	if s.LatencyMillis {
-		return metrics.InMilliseconds
-	}
-	return metrics.InSeconds
-}
-
 // async runs f; the channel is closed when it has ended.
 func async(f func()) <-chan struct{} {
 	ended := make(chan struct{})

@@ -390,7 +390,7 @@ func (c *hall) Register(_ context.Context, node, text string) ([]store.Registrat
 // replaces it. The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
 func TestNodesAreCounted(t *testing.T) {
 	said := func(debug string, ago time.Duration) store.Registration {
-		return store.Registration{Node: debug + ago.String(), Text: fmt.Sprintf(`{"debug": %q, "every": 2}`, debug), Ago: ago}
+		return store.Registration{Node: debug + ago.String(), Text: fmt.Sprintf(`{"debug": %q, "every": 2000000000}`, debug), Ago: ago}
 	}
 	c := &hall{all: []store.Registration{
 		said("here:6070", 0), said("there:6070", time.Second), said("hung:6070", time.Minute/2), said("dead:6070", 3*time.Hour), said("here:6070", 4*time.Hour),

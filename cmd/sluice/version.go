@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"fmt"
 	"runtime"
 	"runtime/debug"
 
@@ -49,28 +48,18 @@ func builtAs() built {
 	return b
 }
 
-// Help is what `sluice version --help` says below its summary.
-func (*versionCmd) Help() string {
-	return `Examples:
-
-  sluice version
-  sluice version --json`
-}
-
 // Run prints which sluice this is.
 func (c *versionCmd) Run(s cli.Streams) error {
 	b := builtAs()
 	if c.JSON {
 		return s.JSON(b)
 	}
-	fmt.Fprintf(s.Out, "sluice %s\n", b.Version)
-	if b.Commit != "" {
-		changed := ""
-		if b.Modified {
-			changed = ", with changes that were not committed"
-		}
-		fmt.Fprintf(s.Out, "commit %s of %s%s\n", b.Commit, b.Time, changed)
-	}
-	_, err := fmt.Fprintf(s.Out, "%s, %s\n", b.Go, b.Platform)
-	return err
+	return builtText.Write(s.Out, b)
 }
+
+var builtText = cli.NewText(`sluice {{.Version}}
+{{if .Commit -}}
+commit {{.Commit}} of {{.Time}}{{if .Modified}}, with changes that were not committed{{end}}
+{{end -}}
+{{.Go}}, {{.Platform}}
+`, nil)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,26 +86,19 @@ func (f *xdsFlags) backoff() xds.Backoff {
 	return b
 }
 
+//go:embed xdsadvice.txt
+var xdsAdviceText string
+
+var xdsAdvice = settings.ReadAdvice(xdsAdviceText)
+
 // advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a reason
 // is that of the server.
 func (f *xdsFlags) advise(err error, worked bool) string {
-	switch text := err.Error(); {
-	case strings.Contains(text, "received message larger than max"):
-		return fmt.Sprintf("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is %d", f.MaxMessage)
-	case strings.Contains(text, "unknown authority"):
-		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is %q", f.CA)
-	case strings.Contains(text, "x509: certificate is valid for"):
-		return "CONFIG_GRPC_XDS_SERVER_URL and CONFIG_GRPC_XDS_SERVER_TLS_SAN: the server's certificate is for another name"
-	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"):
-		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server refuses it", f.Cert)
-	case worked:
-		return "the management server: an earlier stream worked, and it may be restarting"
-	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
-		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
-	case f.UseTLS && settings.CutOff(text):
-		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server may refuse it", f.Cert)
+	text := err.Error()
+	if worked {
+		text += " (after a push)"
 	}
-	return "CONFIG_GRPC_XDS_SERVER_URL"
+	return xdsAdvice.On(text, f)
 }
 
 func (f *xdsFlags) metadata() (map[string]any, error) {

@@ -1,33 +1,33 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"text/template"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/deploy"
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
-	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
 //go:embed demo.yaml
@@ -45,14 +45,6 @@ type demoCmd struct {
 	HTTP  string        `name:"http" placeholder:"URL" help:"Start no nodes, and send HTTP requests to an Envoy."`
 }
 
-// Help is what `sluicelab demo --help` says below its summary.
-func (*demoCmd) Help() string {
-	return `Examples:
-
-  sluicelab demo
-  sluicelab demo --nodes 5 --rate 3000 --for 1m`
-}
-
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *demoCmd) Run(s cli.Streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate >= 0.001) || c.Rate > 1e5 {
@@ -64,21 +56,7 @@ func (c *demoCmd) Run(s cli.Streams) error {
 		ctx, cancel := c.lasts(ctx)
 		defer cancel()
 		fmt.Fprintf(s.Out, "%v requests a second to %s\n", c.Rate, c.HTTP)
-		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)}, nil)
-	}
-	dir, err := os.MkdirTemp("", "sluice-demo")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	store := c.Redis
-	if store == "" {
-		redis, err := demoRedis(dir)
-		if err != nil {
-			return err
-		}
-		defer redis.Stop()
-		store = redis.Address
+		return c.demand(ctx, s, httpAsker(c.HTTP), nil)
 	}
 	rules := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
 	binary, done, err := c.find()
@@ -87,21 +65,29 @@ func (c *demoCmd) Run(s cli.Streams) error {
 	}
 	defer done()
 	// In a Redis of others, it takes no seats and accounts of theirs.
-	fleet, err := process.StartFleet(binary, rules, c.Nodes, "--redis-url", store, "--cache-key-prefix", "demo:", "--redis-startup-max-elapsed-time", "3s", "--drain-time", "0s",
-		"--hold-keys", "only-for-the-demo")
+	more := []string{"--cache-key-prefix", "demo:", "--redis-startup-max-elapsed-time", "3s", "--drain-time", "0s", "--hold-keys", "only-for-the-demo"}
+	if c.Redis != "" {
+		more = append(more, "--redis-url", c.Redis)
+	}
+	fleet, err := process.NewFleet(binary, rules, c.Nodes, c.Redis == "", more...)
+	if errors.Is(err, process.ErrNoRedis) {
+		return errors.New("redis-server is not on the PATH: install it (apt-get install redis-server), or set --redis")
+	}
 	if err != nil {
 		return err
 	}
+	if err := fleet.StartFirst(c.Nodes); err != nil {
+		return err
+	}
 	defer fleet.Stop()
-	nodes := fleet.Running()
-	front, err := c.front(nodes)
+	front, err := c.front(fleet.Running())
 	if err != nil {
 		return err
 	}
 	if front != nil {
 		defer front.Stop()
 	}
-	return c.show(ctx, s, nodes, store, front)
+	return c.show(ctx, s, fleet, front)
 }
 
 // lasts ends a demo after its length.
@@ -110,18 +96,6 @@ func (c *demoCmd) lasts(ctx context.Context) (context.Context, context.CancelFun
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, c.For)
-}
-
-// untilReady waits until the nodes answer.
-func untilReady(ctx context.Context, clients []rls.RateLimitServiceClient) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	for _, client := range clients {
-		if _, err := client.ShouldRateLimit(ctx, requestFor("ready", ""), grpc.WaitForReady(true)); err != nil {
-			return fmt.Errorf("a node does not answer: %w", err)
-		}
-	}
-	return nil
 }
 
 // front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
@@ -143,73 +117,60 @@ func (c *demoCmd) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
 	return realenvoy.Start(binary, &config)
 }
 
-func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
-	var debug []string
-	var askers []asker
-	var clients []rls.RateLimitServiceClient
-	fmt.Fprintf(s.Out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
-		"Each rule declares its over-admission before it runs. The table shows the measured one.\n"+
-		"The rule api_key may exceed its limit by 6 %%, which is 6 tokens for %d nodes. The default is 1 %%.\n\nConsoles of the nodes:\n\n",
-		len(nodes), store, c.Rate, len(nodes))
-	for i, n := range nodes {
-		fmt.Fprintf(s.Out, "  node %d: http://%s/console\n", i+1, n.Debug)
-		debug = append(debug, n.Debug)
-		conn, err := grpc.NewClient("passthrough:///"+n.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		clients = append(clients, rls.NewRateLimitServiceClient(conn))
-		askers = append(askers, grpcAsker(clients[i]))
+func (c *demoCmd) show(ctx context.Context, s cli.Streams, fleet *process.Fleet, front *realenvoy.Envoy) error {
+	store := c.Redis
+	if fleet.Redis != nil {
+		store = fleet.Redis.Addr
 	}
-	if err := untilReady(ctx, clients); err != nil {
+	shown := demoText{Demo: c, Store: store, Front: front, Clients: llmClients, Name: "sluice"}
+	if strings.Contains(os.Args[0], "go-build") { // by go run, in a checkout
+		shown.Name = "go run ./cmd/sluice"
+	}
+	nodes := func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(fleet.Pool.Next()) }
+	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for _, n := range fleet.Running() {
+		shown.Debug = append(shown.Debug, n.Debug)
+		if _, err := nodes().ShouldRateLimit(ready, caller.Request("edge", "ready", ""), grpc.WaitForReady(true)); err != nil {
+			return fmt.Errorf("a node does not answer: %w", err)
+		}
+	}
+	if err := demoTexts.Write(s.Out, shown); err != nil {
 		return err
 	}
-	ctx, cancel := c.lasts(ctx)
+	ctx, cancel = c.lasts(ctx)
 	defer cancel()
-	llm := llmAsker(clients)
-	name := "sluice"
-	if strings.Contains(os.Args[0], "go-build") { // by go run, in a checkout
-		name = "go run ./cmd/sluice"
-	}
-	fmt.Fprintf(s.Out, "\nIn another terminal, see all nodes, and why a key is refused:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
+	ask := grpcAsker(nodes)
 	if front != nil {
-		askers = []asker{httpAsker(front.URL)}
-		fmt.Fprintf(s.Out, "Send requests through an Envoy with deploy/compose/envoy.yaml:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
+		ask = httpAsker(front.URL)
 	}
-	fmt.Fprintf(s.Out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
-		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
 	var g errgroup.Group
-	g.Go(func() error { return watch(ctx, s.Out, debug) })
-	g.Go(func() error { return c.demand(ctx, s, askers, llm) })
+	g.Go(func() error { return watch(ctx, s.Out, shown.Debug) })
+	g.Go(func() error { return c.demand(ctx, s, ask, llmAsker(nodes)) })
 	return g.Wait()
 }
 
-// demoRedis runs a Redis that keeps nothing.
-func demoRedis(dir string) (*process.Process, error) {
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, errors.New("redis-server is not on the PATH: install it (apt-get install redis-server), or set --redis")
-	}
-	ports, err := freeport.Find(1)
-	if err != nil {
-		return nil, err
-	}
-	return process.Start(path, "127.0.0.1:"+ports[0], "--port", ports[0], "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir)
+// demoText is what a demo says before it runs.
+type demoText struct {
+	Demo    *demoCmd
+	Store   string   // address
+	Debug   []string // of the nodes
+	Front   *realenvoy.Envoy
+	Clients int
+	Name    string // of sluice, in commands
 }
+
+//go:embed demo.txt
+var demoLines string
+
+var demoTexts = cli.NewText(demoLines, template.FuncMap{"inc": func(i int) int { return i + 1 }})
 
 // asker sends one request and reports whether it passed.
 type asker func(ctx context.Context, key, value string) (bool, error)
 
-func requestFor(key, value string) *rls.RateLimitRequest {
-	return &rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
-	}}
-}
-
-func grpcAsker(client rls.RateLimitServiceClient) asker {
+func grpcAsker(node func() rls.RateLimitServiceClient) asker {
 	return func(ctx context.Context, key, value string) (bool, error) {
-		r, err := client.ShouldRateLimit(ctx, requestFor(key, value))
+		r, err := node().ShouldRateLimit(ctx, caller.Request("edge", key, value))
 		return r.GetOverallCode() == rls.RateLimitResponse_OK, err
 	}
 }
@@ -232,14 +193,12 @@ func httpAsker(url string) asker {
 }
 
 const (
-	demoCallers = 32 // requests that are under way at most
-	demoMayFail = 10 // one in so many
+	demoCallers = 32 // idle connections to an Envoy at most
+	demoMayFail = 10 // one request in so many
 )
 
 // demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
-func (c *demoCmd) demand(
-	ctx context.Context, s cli.Streams, askers []asker, llm func(ctx context.Context, team string) (bool, error),
-) error {
+func (c *demoCmd) demand(ctx context.Context, s cli.Streams, ask asker, llm func(ctx context.Context, team string) (bool, error)) error {
 	var sent, passed, failed atomic.Int64
 	var lastErr atomic.Pointer[error]
 	var wg sync.WaitGroup
@@ -258,20 +217,13 @@ func (c *demoCmd) demand(
 			wg.Go(func() { llmClient(ctx, llm, client, count) })
 		}
 	}
-	for worker := range demoCallers {
-		wg.Go(func() {
-			rnd := rand.New(rand.NewPCG(uint64(worker), 7))
-			zipf := rand.NewZipf(rnd, 1.2, 1, 19)
-			pause := time.Duration(float64(demoCallers) / c.Rate * float64(time.Second))
-			upkeep.Every(ctx, pause, func() {
-				key := [...]string{"api_key", "api_key", "tenant", "account", "remote_address"}[rnd.IntN(5)]
-				call, cancel := context.WithTimeout(ctx, time.Second)
-				ok, err := askers[rnd.IntN(len(askers))](call, key, fmt.Sprint("key-", zipf.Uint64()))
-				cancel()
-				count(ok, err)
-			})
-		})
-	}
+	keys := load.Load{Rate: c.Rate, Keys: 20, Skew: 1.2, Length: cmp.Or(c.For, math.MaxInt64)}
+	caller.Open(ctx, keys, 7, time.Now(), func(r load.Request, _ time.Time) {
+		call, cancel := context.WithTimeout(ctx, caller.Timeout)
+		defer cancel()
+		key := [...]string{"api_key", "api_key", "tenant", "account", "remote_address"}[rand.IntN(5)]
+		count(ask(call, key, fmt.Sprint("key-", r.Key)))
+	})
 	wg.Wait()
 	fmt.Fprintf(s.Out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
 	// A machine that does other things as well answers some too late; a demo that

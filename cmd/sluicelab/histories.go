@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/report"
@@ -29,15 +26,6 @@ type historiesCmd struct {
 	Envoys  bool `help:"Simulate Envoys that lease parts of limits over RLQS, and their nodes."`
 	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
 	JSON    bool `help:"Print JSON."`
-}
-
-// Help is what `sluicelab sim histories --help` says below its summary.
-func (*historiesCmd) Help() string {
-	return `Examples:
-
-  sluicelab sim histories --count 10000
-  sluicelab sim histories --no-store
-  sluicelab sim histories --envoys`
 }
 
 // Run fails if a history does.
@@ -63,19 +51,14 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if err != nil && !errors.Is(err, context.Canceled) { // an interrupted run reports the played histories
 		return err
 	}
+	write := func() error {
+		return historiesText.Write(s.Out, map[string]any{"Sum": sum, "Seed": c.Seed, "Closest": 100 * sum.Closest})
+	}
 	if c.JSON {
-		if err := s.JSON(sum); err != nil {
-			return err
-		}
-	} else {
-		fmt.Fprintf(s.Out, "%d histories from seed %d: %d decisions, %d claims; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
-			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.WentOver, 100*sum.Closest)
-		for _, counts := range []struct {
-			what string
-			of   map[string]int64
-		}{{"modes", sum.Modes}, {"faults", sum.Faults}, {"changes", sum.Changes}, {"histories with", sum.Played}} {
-			fmt.Fprintf(s.Out, "%s: %s\n", counts.what, countsLine(counts.of))
-		}
+		write = func() error { return s.JSON(sum) }
+	}
+	if err := write(); err != nil {
+		return err
 	}
 	if f := sum.Failure; f != nil {
 		fmt.Fprintf(s.Err, "the last events:\n%s", f.Trace)
@@ -92,14 +75,15 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	return nil
 }
 
-// countsLine lists counts by name.
-func countsLine(counts map[string]int64) string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		all = append(all, fmt.Sprintf("%s %d", name, counts[name]))
-	}
-	return strings.Join(all, ", ")
-}
+var historiesText = cli.NewText(`{{define "counts"}}{{$comma := ""}}{{range $name, $n := .}}{{$comma}}{{$name}} {{$n}}{{$comma = ", "}}{{end}}{{end -}}
+{{with .Sum -}}
+{{.Histories}} histories from seed {{$.Seed}}: {{.Decisions}} decisions, {{.Claims}} claims; {{.WentOver}} went over their limits as far as they declare, mode approx by at most {{printf "%.0f" $.Closest}}% of that
+modes: {{template "counts" .Modes}}
+faults: {{template "counts" .Faults}}
+changes: {{template "counts" .Changes}}
+histories with: {{template "counts" .Played}}
+{{end -}}
+`, nil)
 
 func (c *historiesCmd) replay(s cli.Streams, which sim.Selection) error {
 	o, _ := which.History(c.Seed)

@@ -20,11 +20,8 @@ const llmClients = 24
 
 // llmAsker plays one request of a team to a language model, through what stands in for Envoy with the shipped
 // configuration. Its cost has a heavy tail, and the longer it is the longer it takes.
-func llmAsker(nodes []rls.RateLimitServiceClient) func(ctx context.Context, team string) (bool, error) {
-	l := &envoy.LLM{
-		Domain: "edge", Timeout: time.Second,
-		Service: func() rls.RateLimitServiceClient { return nodes[rand.IntN(len(nodes))] },
-	}
+func llmAsker(node func() rls.RateLimitServiceClient) func(ctx context.Context, team string) (bool, error) {
+	l := &envoy.LLM{Domain: "edge", Timeout: time.Second, Service: node}
 	return func(ctx context.Context, team string) (bool, error) {
 		r := &envoy.Request{Team: team}
 		switch err := l.Begin(ctx, r); {

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -32,9 +33,12 @@ type simCmd struct {
 
 func main() { os.Exit(run(os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr})) }
 
+//go:embed help.txt
+var helpText string
+
 // run runs one command line and returns its exit code.
 func run(args []string, s cli.Streams) int {
-	return cli.Run("sluicelab", new(commands), args, s, kong.Description("Measures and simulates Sluice."))
+	return cli.Run("sluicelab", new(commands), args, s, kong.Description("Measures and simulates Sluice."), cli.Details(helpText))
 }
 
 // measured is the sluice that a command runs.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/sim"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
+	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -22,7 +23,9 @@ func TestMain(m *testing.M) {
 func runLine(args ...string) (code int, out, errs string) { return sluicetest.Run(new(commands), args) }
 
 // Each command that people run has examples, and these are command lines of it.
-func TestEachCommandHasExamples(t *testing.T) { sluicetest.Examples(t, "sluicelab", new(commands)) }
+func TestEachCommandHasExamples(t *testing.T) {
+	sluicetest.Examples(t, "sluicelab", new(commands), cli.Details(helpText))
+}
 
 // The sluice to measure is the named one, the one next to the program, the one on the PATH, or a new build.
 func TestFindsSluice(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"text/template"
 
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
@@ -16,13 +17,6 @@ type outagesCmd struct {
 	Count int64  `default:"1000" help:"Number of outages."`
 	Seed  uint64 `default:"1" help:"Seed of the first outage."`
 	JSON  bool   `help:"Print JSON."`
-}
-
-// Help is what `sluicelab sim outages --help` says below its summary.
-func (*outagesCmd) Help() string {
-	return `Examples:
-
-  sluicelab sim outages --count 10000`
 }
 
 // Run fails if a window exceeds its declared number.
@@ -40,16 +34,11 @@ func (c *outagesCmd) Run(s cli.Streams) error {
 	if c.JSON {
 		return s.JSON(rows)
 	}
-	w := cli.Columns(s.Out)
-	fmt.Fprintln(w, "MODE\tPOLICY\tOUTAGES\tWINDOWS\tNORMAL\tFIRST AND LAST\tBETWEEN\tMEDIAN FIRST OR LAST")
-	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%.0f%%\t%.0f%%\t%.0f%%\t%.0f%% of the limit\n",
-			r.Mode, r.Policy, r.Outages, r.Windows, 100*r.Normal, 100*r.Edges, 100*r.Between, 100*r.Median)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(s.Out, "\nThe largest admissions of a window, in parts of the declared number (0%%: all demand is declared). "+
-		"No window of %d outages from seed %d exceeded it.\n", c.Count, c.Seed)
-	return err
+	return outagesText.Write(s.Out, map[string]any{"Rows": rows, "Count": c.Count, "Seed": c.Seed})
 }
+
+var outagesText = cli.NewText(`MODE	POLICY	OUTAGES	WINDOWS	NORMAL	FIRST AND LAST	BETWEEN	MEDIAN FIRST OR LAST
+{{range .Rows}}{{.Mode}}	{{.Policy}}	{{.Outages}}	{{.Windows}}	{{percent .Normal}}	{{percent .Edges}}	{{percent .Between}}	{{percent .Median}} of the limit
+{{end}}
+The largest admissions of a window, in parts of the declared number (0%: all demand is declared). No window of {{.Count}} outages from seed {{.Seed}} exceeded it.
+`, template.FuncMap{"percent": func(part float64) string { return fmt.Sprintf("%.0f%%", 100*part) }})

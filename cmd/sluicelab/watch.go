@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
@@ -24,26 +22,23 @@ func watch(ctx context.Context, out io.Writer, debug []string) error {
 
 // writeTable writes a table in words that need nothing explained.
 func writeTable(out io.Writer, after time.Duration, v *debugport.Summary) error {
-	fmt.Fprintf(out, "after %.0f s", after.Seconds())
-	silent := 0
+	shown := struct {
+		*debugport.Summary
+		After  float64
+		Silent int
+	}{Summary: v, After: after.Seconds()}
 	for i := range v.Nodes {
 		if !v.Nodes[i].Answers {
-			silent++
+			shown.Silent++
 		}
 	}
-	if silent > 0 {
-		fmt.Fprintf(out, ", and %d of %d nodes do not answer", silent, len(v.Nodes))
-	}
-	fmt.Fprintln(out, ":")
-	t := cli.Columns(out)
-	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tADMITTED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
 	slices.SortFunc(v.Rules, func(a, b debugport.Rule) int { return cmp.Compare(a.Rule, b.Rule) })
-	for i := range v.Rules {
-		r := &v.Rules[i]
-		// Each node's worst key may be another one: together they are the most that one key can have.
-		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%.0f\t%.0f\t\n", r.Rule, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
-			r.Beyond, r.AdmittedRate, r.DeniedRate)
-	}
-	fmt.Fprintln(t)
-	return t.Flush()
+	return tableText.Write(out, shown)
 }
+
+// Each node's worst key may be another one: together they are the most that one key can have.
+var tableText = cli.NewText(`after {{printf "%.0f" .After}} s{{with .Silent}}, and {{.}} of {{len $.Nodes}} nodes do not answer{{end}}:
+  RULE	EACH KEY MAY HAVE	WORST KEY OVER BY	KEYS THAT BROKE THE BOUND	ADMITTED/S, ALL KEYS	REFUSED/S, ALL KEYS	
+{{range .Rules}}  {{.Rule}} ({{.Mode}})	{{.Limit}}	{{.Worst}} of {{.Declared}} allowed	{{.Beyond}}	{{printf "%.0f\t%.0f" .AdmittedRate .DeniedRate}}	
+{{end}}
+`, nil)

@@ -51,13 +51,6 @@ type whatIfCmd struct {
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
-// Help is what `sluicelab what-if --help` says below its summary.
-func (*whatIfCmd) Help() string {
-	return `Examples:
-
-  sluicelab what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
-}
-
 // Run prints what each mode would do, and which to choose.
 func (c *whatIfCmd) Run(s cli.Streams) error {
 	q, err := c.question()

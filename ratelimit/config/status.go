@@ -15,10 +15,10 @@ type Status struct {
 	Source string
 	Loaded time.Time
 	// FromCopy means that they come from the last good copy.
-	FromCopy bool
+	FromCopy bool `metric:"sluice_config_from_copy"`
 	// Good means that the latest rules of the source are in force. It is false while the source is
 	// bad, and before the first load.
-	Good bool
+	Good bool `metric:"sluice_config_last_reload_successful"`
 	// Error has its problems, one a line, at most maxError bytes. Failed is the time of the first
 	// of them.
 	Error  string

@@ -58,8 +58,10 @@ func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.fail
 
 // Reloads counts changes without a load of their own, and failures of the copy on disk.
 type Reloads struct {
-	Coalesced  uint64 // events and pushes that shared the load of a later one
-	CopyErrors uint64 // times that the copy could not be written
+	// events and pushes that shared the load of a later one
+	Coalesced uint64 `metric:"sluice_config_changes_coalesced_total"`
+	// times that the copy could not be written
+	CopyErrors uint64 `metric:"sluice_config_copy_errors_total"`
 }
 
 // Reloads returns the current counts.

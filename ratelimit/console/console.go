@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -62,20 +61,20 @@ type Fleet struct {
 
 // Node is a node that shares the store, as it describes itself.
 type Node struct {
-	Name    string             `json:"name"`
-	Host    string             `json:"host"`
-	Debug   string             `json:"debug"` // its debug port, by its own settings
-	Version string             `json:"version"`
-	Region  string             `json:"region"` // "": none
-	Started time.Time          `json:"started"`
-	Seen    int64              `json:"seen_seconds"` // ago
-	Here    bool               `json:"here"`         // this node
-	Silent  bool               `json:"silent"`       // its report is overdue
-	Rates   *Rates             `json:"rates"`        // nil: of a version without them
-	Wrong   int                `json:"problems"`
-	Holders []ratelimit.Holder `json:"-"`
-	Every   time.Duration      `json:"-"` // interval of its reports
-	// Rules is the fingerprint of its rules in force; "": none, or a version without it.
+	Name    string           `json:"name"`
+	Host    string           `json:"host"`
+	Debug   string           `json:"debug"` // its debug port, by its own settings
+	Version string           `json:"version"`
+	Region  string           `json:"region"` // "": none
+	Started time.Time        `json:"started"`
+	Seen    int64            `json:"seen_seconds"` // ago
+	Here    bool             `json:"here"`         // this node
+	Silent  bool             `json:"silent"`       // its report is overdue
+	Rates   *Rates           `json:"rates"`        // nil: it has none yet
+	Wrong   int              `json:"problems"`
+	Holder  ratelimit.Holder `json:"-"`
+	Every   time.Duration    `json:"-"` // interval of its reports
+	// Rules is the fingerprint of its rules in force; "": none.
 	Rules string `json:"rules"`
 }
 
@@ -247,7 +246,7 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 // hostOf is the node of a holder, or "" if it is unknown.
 func (c *console) hostOf(h ratelimit.Holder) string {
 	for _, n := range c.Nodes().Nodes {
-		if slices.Contains(n.Holders, h) {
+		if n.Holder == h {
 			return n.Debug
 		}
 	}

@@ -1,15 +1,17 @@
 package metrics
 
 import (
+	"reflect"
 	"runtime"
+	"strings"
 	"sync/atomic"
 )
 
 // Pool counts the connections of the clients of one Redis. The zero Pool is ready, and safe for concurrent use.
 type Pool struct {
 	Open    atomic.Int64
-	Made    atomic.Uint64
-	Closed  atomic.Uint64 // by this node
+	Made    atomic.Uint64 `statsd:"ratelimit.redis_pool.cx_total"`
+	Closed  atomic.Uint64 `statsd:"ratelimit.redis_pool.cx_local_close"` // by this node
 	Refused atomic.Uint64 // of Closed: for the sizes that the server announced
 }
 
@@ -22,51 +24,44 @@ func (p *Pool) refused() uint64 {
 }
 
 // Loads count how often something that changes on disk was read again.
-type Loads struct{ Attempts, Failures atomic.Uint64 }
+type Loads struct {
+	Attempts atomic.Uint64 `statsd:"certs.load_attempts"`
+	Failures atomic.Uint64 `statsd:"certs.load_failures"`
+}
 
 // Gauges gives each gauge under envoyproxy/ratelimit's statsd name: of the local cache, of the connections to Redis,
 // and of the Go runtime. There are some thirty. Reading those of the runtime stops the process for some microseconds.
-func (c Collector) Gauges(each func(name string, value uint64)) {
+func (c Collector) Gauges(see func(name string, value uint64)) {
 	cache := c.LocalCache.Stats()
-	each("ratelimit.localcache.hitCount", cache.Hits)
-	each("ratelimit.localcache.missCount", cache.Misses)
-	each("ratelimit.localcache.lookupCount", cache.Lookups())
-	each("ratelimit.localcache.entryCount", cache.Entries)
-	each("ratelimit.localcache.expiredCount", cache.Expired)
-	each("ratelimit.localcache.evacuateCount", cache.Evacuated)
-	each("ratelimit.localcache.overwriteCount", 0)    // what is remembered is not found over anew
-	each("ratelimit.localcache.averageAccessTime", 0) // there is no cache to reach
+	each(&cache, see)
+	see("ratelimit.localcache.lookupCount", cache.Lookups())
+	see("ratelimit.localcache.overwriteCount", 0)    // what is remembered is not found over anew
+	see("ratelimit.localcache.averageAccessTime", 0) // there is no cache to reach
 	if p := c.Pool; p != nil {
-		each("ratelimit.redis_pool.cx_active", uint64(max(0, p.Open.Load())))
+		see("ratelimit.redis_pool.cx_active", uint64(max(0, p.Open.Load())))
 	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	for name, value := range map[string]uint64{
-		"alloc": m.Alloc, "sys": m.Sys, "heapAlloc": m.HeapAlloc, "heapSys": m.HeapSys, "heapIdle": m.HeapIdle,
-		"heapInuse": m.HeapInuse, "heapReleased": m.HeapReleased, "heapObjects": m.HeapObjects, "nextGC": m.NextGC,
-		"lastGC": m.LastGC, "gcCPUPercent": uint64(100 * m.GCCPUFraction),
-		"numGoroutine": uint64(runtime.NumGoroutine()),
-	} {
-		each("ratelimit.go."+name, value)
-	}
+	m := memory(see, "alloc sys heapAlloc heapSys heapIdle heapInuse heapReleased heapObjects nextGC lastGC")
+	see("ratelimit.go.gcCPUPercent", uint64(100*m.GCCPUFraction))
+	see("ratelimit.go.numGoroutine", uint64(runtime.NumGoroutine()))
 }
 
 // counters gives the counters that belong to the gauges.
-func (c Collector) counters(each func(name string, n uint64)) {
-	if p := c.Pool; p != nil {
-		each("ratelimit.redis_pool.cx_total", p.Made.Load())
-		each("ratelimit.redis_pool.cx_local_close", p.Closed.Load())
+func (c Collector) counters(see func(name string, n uint64)) {
+	if c.Pool != nil {
+		each(c.Pool, see)
 	}
-	if l := c.Certificates; l != nil {
-		each("certs.load_attempts", l.Attempts.Load())
-		each("certs.load_failures", l.Failures.Load())
+	if c.Certificates != nil {
+		each(c.Certificates, see)
 	}
-	var m runtime.MemStats
+	memory(see, "totalAlloc lookups mallocs frees pauseTotalNs numGC")
+}
+
+// memory gives fields of [runtime.MemStats], whose names begin with a small letter here.
+func memory(see func(name string, n uint64), names string) (m runtime.MemStats) {
 	runtime.ReadMemStats(&m)
-	each("ratelimit.go.totalAlloc", m.TotalAlloc)
-	each("ratelimit.go.lookups", m.Lookups)
-	each("ratelimit.go.mallocs", m.Mallocs)
-	each("ratelimit.go.frees", m.Frees)
-	each("ratelimit.go.pauseTotalNs", m.PauseTotalNs)
-	each("ratelimit.go.numGC", uint64(m.NumGC))
+	of := reflect.ValueOf(&m).Elem()
+	for name := range strings.FieldsSeq(names) {
+		see("ratelimit.go."+name, of.FieldByName(strings.ToUpper(name[:1])+name[1:]).Uint())
+	}
+	return m
 }

@@ -356,7 +356,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 				each(name, n)
 			}
 		},
-		Gauges: func(func(string, uint64)) {}, Latency: NewLatency(InSeconds),
+		Gauges: func(func(string, uint64)) {}, Latency: NewLatency(time.Second),
 		OnError: func(err error) { failed <- err },
 	}
 	ctx, cancel := context.WithCancel(context.Background())

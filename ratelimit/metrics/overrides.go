@@ -23,16 +23,8 @@ var OverrideResults = [...]string{
 // OverrideChanges counts changes of overrides by result. No node counts the overrides: the store has them, and a node
 // reads those of its keys only. The zero value is ready, and it is safe for concurrent use.
 type OverrideChanges struct {
-	results [len(OverrideResults)]atomic.Uint64
+	Results [len(OverrideResults)]atomic.Uint64 `metric:"sluice_override_changes_total,result"`
 }
 
 // Count counts one.
-func (c *OverrideChanges) Count(r OverrideResult) { c.results[r].Add(1) }
-
-func (c Collector) collectOverrides(p page) {
-	changes := p.count("sluice_override_changes_total", "Changes of overrides at this node: set, removed, conflict "+
-		"(another version), refused by the rule or as invalid, failed without an answer of the store.", "result")
-	for r, name := range OverrideResults {
-		changes(c.Overrides.results[r].Load(), name)
-	}
-}
+func (c *OverrideChanges) Count(r OverrideResult) { c.Results[r].Add(1) }

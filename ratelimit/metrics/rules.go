@@ -6,7 +6,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 
@@ -27,9 +26,9 @@ type ruleRow struct {
 
 // metric is one of rules; has chooses those that it is about.
 type metric struct {
-	name, kind, help string
-	has              func(*ruleRow) bool
-	of               func(*ruleRow) int64
+	name string
+	has  func(*ruleRow) bool
+	of   func(*ruleRow) int64
 }
 
 // hitRows reads what rules and names of requests count. Those that come out with the same labels are summed, and so
@@ -120,117 +119,42 @@ func every(*ruleRow) bool     { return true }
 func boundedOutage(r *ruleRow) bool { return limited(r) && r.outage.Demand == 0 && r.outage.Tokens > 0 }
 func holds(r *ruleRow) bool         { return r.sum.Held() != nil }
 
-type (
-	counters     = ratelimit.RuleCounters
-	holdCounters = ratelimit.HoldCounters
-	count        = *atomic.Uint64
-)
-
 // hits are a rule's counters by envoyproxy/ratelimit's names for statsd, which are also the ends of its names for
-// Prometheus. It has none there for the one without help.
-var hits = []struct {
-	name, help string
-	of         func(*counters) count
-}{
-	{"total_hits", "All hits of a rule.", func(c *counters) count { return &c.TotalHits }},
-	{"within_limit", "Hits within the limit.", func(c *counters) count { return &c.WithinLimit }},
-	{
-		"near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.",
-		func(c *counters) count { return &c.NearLimit },
-	},
-	{"over_limit", "Hits above the limit.", func(c *counters) count { return &c.OverLimit }},
-	{"over_limit_with_local_cache", "", func(c *counters) count { return &c.OverLocally }},
-	{"shadow_mode", "Hits over a limit in shadow_mode.", func(c *counters) count { return &c.ShadowMode }},
-	{"total_negative_hits", "Hits refunded by is_negative_hits.", func(c *counters) count { return &c.Refunded }},
-}
+// Prometheus. One of them has no metric there, and is not in the catalogue.
+var hits = fields[ratelimit.RuleCounters]("statsd")
 
-// counted is a metric that is one of the counters.
-func counted(name, help string, has func(*ruleRow) bool, of func(*counters) count) metric {
-	return metric{name, "counter", help, has, func(r *ruleRow) int64 { return int64(of(&r.sum).Load()) }}
-}
+// ruleMetrics are the metrics of rules: counters, and what follows from their declarations.
+var ruleMetrics = append(ruleCounters(), []metric{
+	{"sluice_admitted_tokens_total", every, func(r *ruleRow) int64 { return int64(r.admitted()) }},
+	{"sluice_limit_tokens", limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) }},
+	{"sluice_declared_over_admission_tokens", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
+	{"sluice_window_used_tokens", limited, func(r *ruleRow) int64 { return int64(r.sum.Used.Lately()) }},
+	{"sluice_worst_key_by_policy_tokens", limited, func(r *ruleRow) int64 { return int64(r.sum.Alone.Lately()) }},
+	{"sluice_declared_outage_tokens", boundedOutage, func(r *ruleRow) int64 { return int64(r.outage.Tokens) }},
+	{"sluice_worst_key_over_admission_tokens", approx, func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) }},
+	{"sluice_drift_share_tokens", approx, func(r *ruleRow) int64 { return int64(r.share) }},
+	{"sluice_drift_budget_tokens", approx, func(r *ruleRow) int64 { return int64(r.driftLimit) }},
+}...)
 
-// held is a metric that is one of the counters of rules that hold.
-func held(name, help string, of func(*holdCounters) count) metric {
-	return metric{name, "counter", help, holds, func(r *ruleRow) int64 { return int64(of(r.sum.Held()).Load()) }}
-}
-
-// The metrics of rules.
-var ruleMetrics = []metric{
-	counted("sluice_denied_total", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
-		func(c *counters) count { return &c.Denied }),
-	{
-		"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
-		func(r *ruleRow) int64 { return int64(r.admitted()) },
-	},
-	counted("sluice_debt_tokens_total", "Tokens charged beyond the limit: charges after the fact, and refused "+
-		"requests under on_deny: charge.", limited, func(c *counters) count { return &c.Debt }),
-	{
-		"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
-		limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
-	},
-	{
-		"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window while the " +
-			"store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) },
-	},
-	counted("sluice_over_admitted_tokens_total", "Tokens that this node admitted beyond the limit. In mode approx, "+
-		"the sum over nodes is an upper bound.", limited,
-		func(c *counters) count { return &c.OverAdmitted }),
-	counted("sluice_under_admitted_tokens_total", "Tokens refused here while other nodes held unspent ones.", limited,
-		func(c *counters) count { return &c.UnderAdmitted }),
-	counted("sluice_windows_near_bound_total", "Windows in which this node used 4/5 of its share of the drift budget.",
-		limited, func(c *counters) count { return &c.NearBound }),
-	counted("sluice_windows_beyond_bound_total", "Windows in which this node exceeded its share. A value above 0 is a "+
-		"bug.", limited, func(c *counters) count { return &c.BeyondBound }),
-	counted("sluice_over_admitted_by_policy_tokens_total", "Tokens beyond the limit that on_store_failure admitted at "+
-		"this node.", limited, func(c *counters) count { return &c.OverByPolicy }),
-	counted("sluice_windows_beyond_by_policy_total", "Windows in which on_store_failure exceeded the limit at this "+
-		"node.", limited, func(c *counters) count { return &c.BeyondByPolicy }),
-	counted("sluice_drift_share_used_up_total", "Decisions that found the share of the key used up.", approx,
-		func(c *counters) count { return &c.ShareUsedUp }),
-	{
-		"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
-		limited, func(r *ruleRow) int64 { return r.sum.Leased.Load() },
-	},
-	{
-		"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, all keys.",
-		limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() },
-	},
-	{
-		"sluice_window_used_tokens", "gauge", "Tokens of its limit that the most used key used in a window of the " +
-			"last 30 s.",
-		limited, func(r *ruleRow) int64 { return int64(r.sum.Used.Lately()) },
-	},
-	{
-		"sluice_worst_key_by_policy_tokens", "gauge", "Tokens of one key that on_store_failure admitted at this node " +
-			"in a window of the last 30 s, at most.",
-		limited, func(r *ruleRow) int64 { return int64(r.sum.Alone.Lately()) },
-	},
-	{
-		"sluice_declared_outage_tokens", "gauge", "Declared tokens of one key that all nodes admit in a window in " +
-			"which an outage begins or ends, the limit included; without all demand (open).",
-		boundedOutage, func(r *ruleRow) int64 { return int64(r.outage.Tokens) },
-	},
-	{
-		"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a window of the last " +
-			"30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
-		func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
-	},
-	{
-		"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
-		func(r *ruleRow) int64 { return int64(r.share) },
-	},
-	{
-		"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.",
-		approx, func(r *ruleRow) int64 { return int64(r.driftLimit) },
-	},
+// ruleCounters are the metrics that are one counter of a rule, or of its holds.
+func ruleCounters() (all []metric) {
+	about := map[string]func(*ruleRow) bool{"": limited, "every": every, "approx": approx}
+	for _, f := range fields[ratelimit.RuleCounters]("metric") {
+		all = append(all, metric{f.name, about[f.rules], func(r *ruleRow) int64 { return f.of(&r.sum) }})
+	}
+	for _, f := range fields[ratelimit.HoldCounters]("metric") {
+		all = append(all, metric{f.name, holds, func(r *ruleRow) int64 { return f.of(r.sum.Held()) }})
+	}
+	return all
 }
 
 // WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of Prometheus.
 func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	rules := c.rows()
 	b := bufio.NewWriterSize(w, 64<<10) // Flush says the first error
-	head := func(name, kind, help string) {
-		_, _ = b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
+	head := func(name string) {
+		m := catalogue[name]
+		_, _ = b.WriteString("# HELP " + name + " " + m.help + "\n# TYPE " + name + " " + m.kind + "\n")
 	}
 	series := func(name, labels string) {
 		_, _ = b.WriteString(name)
@@ -248,13 +172,14 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	}
 	write := func(rows []ruleRow, metrics ...metric) {
 		for _, m := range metrics {
-			head(m.name, m.kind, m.help)
+			head(m.name)
 			for i := range rows {
 				if !m.has(&rows[i]) {
 					continue
 				}
 				n := m.of(&rows[i])
-				if m.kind == "counter" { // one that requests make overflow starts anew, and is never negative
+				// A counter that requests make overflow starts anew, and is never negative.
+				if catalogue[m.name].kind == "counter" {
 					n &= math.MaxInt64
 				}
 				line(m.name, rows[i].labels, n)
@@ -264,17 +189,17 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	if c.Mapping == nil {
 		named := c.hitRows(hitLabels)
 		for _, h := range hits {
-			if h.help != "" {
-				write(named, counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of))
+			name := "ratelimit_service_rate_limit_" + h.name
+			if catalogue[name].help != "" {
+				write(named, metric{name, every, func(r *ruleRow) int64 { return h.of(&r.sum) }})
 			}
 		}
 	}
 	write(rules, ruleMetrics...)
-	head("sluice_decisions_total", "counter", "Decisions by source; reason says why the store did not decide.")
+	head("sluice_decisions_total")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
-	write(rules, holdMetrics...)
 	writeHolds(rules, head, line, fraction)
 	return b.Flush()
 }

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"cmp"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -12,16 +13,16 @@ import (
 // State is the data of the console: the counters of the metrics, and the busiest rules.
 type State struct {
 	Version   string `json:"version"`
-	Calls     uint64 `json:"calls"`
-	OK        uint64 `json:"ok"`
-	OverLimit uint64 `json:"over_limit"`
-	Errors    uint64 `json:"errors"`
+	Calls     uint64 `json:"calls" of:"Requests"`
+	OK        uint64 `json:"ok" of:"OK"`
+	OverLimit uint64 `json:"over_limit" of:"OverLimit"`
+	Errors    uint64 `json:"errors" of:"ServiceErrors"`
 	// OtherErrors are the errors, except those for requests without descriptors.
-	OtherErrors uint64 `json:"-"`
+	OtherErrors uint64 `json:"-" of:"OtherErrors"`
 	// LastBadRequest is the reason of the latest error of a malformed request. It may quote that.
 	LastBadRequest string `json:"last_bad_request,omitempty"`
 	Shed           uint64 `json:"shed"`
-	Panics         uint64 `json:"panics"`
+	Panics         uint64 `json:"panics" of:"Panics"`
 	// UnlimitedRequests have no rule, and Unlimited says why: the most frequent causes first, at most shownUnlimited.
 	// BareRequests are those of them that have no descriptors.
 	UnlimitedRequests uint64                  `json:"unlimited_requests"`
@@ -76,15 +77,15 @@ type StoreState struct {
 	Used        bool    `json:"used"` // it was asked
 	BreakerOpen bool    `json:"breaker_open"`
 	SyncAge     float64 `json:"sync_age_seconds"`
-	RoundTrips  uint64  `json:"round_trips"`
-	Failed      uint64  `json:"failed"`
+	RoundTrips  uint64  `json:"round_trips" of:"RoundTrips"`
+	Failed      uint64  `json:"failed" of:"Failed"`
 	Mean        float64 `json:"mean_seconds"`
 	Waited      float64 `json:"waited_seconds"`         // for all round trips
 	Deadline    float64 `json:"least_deadline_seconds"` // the shortest store_deadline of the rules; 0: no rule has one
-	Claims      uint64  `json:"claims"`
-	Stale       uint64  `json:"stale"`
-	Recoveries  uint64  `json:"recoveries"`
-	Queued      int     `json:"queued"`
+	Claims      uint64  `json:"claims" of:"Claims"`
+	Stale       uint64  `json:"stale" of:"Stale"`
+	Recoveries  uint64  `json:"recoveries" of:"Recoveries"`
+	Queued      int     `json:"queued" of:"Queued"`
 	// Replies are the times of all round trips, in microseconds.
 	Replies ratelimit.DistributionCounts `json:"-"`
 }
@@ -106,20 +107,20 @@ type RuleState struct {
 	// WindowSeconds is the length of a fixed or sliding window; 0: the limit has none.
 	WindowSeconds float64 `json:"window_seconds"`
 	Decisions     uint64  `json:"decisions"`
-	Denied        uint64  `json:"denied"`
-	Hits          uint64  `json:"hits"` // cost of all requests
+	Denied        uint64  `json:"denied" of:"Denied"`
+	Hits          uint64  `json:"hits" of:"TotalHits"` // cost of all requests
 	Shadow        bool    `json:"shadow_mode,omitempty"`
 	Admitted      uint64  `json:"admitted"`
-	Over          uint64  `json:"over"` // in all keys and windows since the start
-	Near          uint64  `json:"windows_near_bound"`
-	Beyond        uint64  `json:"windows_beyond_bound"`
+	Over          uint64  `json:"over" of:"OverAdmitted"` // in all keys and windows since the start
+	Near          uint64  `json:"windows_near_bound" of:"NearBound"`
+	Beyond        uint64  `json:"windows_beyond_bound" of:"BeyondBound"`
 	// Admissions by on_store_failure: tokens of Over, and keys and windows that exceed their declared bound
 	// for no other reason.
-	OverByPolicy   uint64            `json:"over_by_policy"`
-	BeyondByPolicy uint64            `json:"windows_beyond_by_policy"`
+	OverByPolicy   uint64            `json:"over_by_policy" of:"OverByPolicy"`
+	BeyondByPolicy uint64            `json:"windows_beyond_by_policy" of:"BeyondByPolicy"`
 	Policy         string            `json:"on_store_failure"`
 	Fallbacks      map[string]uint64 `json:"fallbacks"` // decisions without the store, by reason
-	Under          uint64            `json:"under"`
+	Under          uint64            `json:"under" of:"UnderAdmitted"`
 	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
 	// Worst is the over-admission of the worst key by this node's drift, in a window of the last 30 s, at most Share.
@@ -130,8 +131,8 @@ type RuleState struct {
 	Highest  ratelimit.Tokens  `json:"highest_window"`
 	Outage   ratelimit.Tokens  `json:"declared_in_outage"`
 	Share    ratelimit.Tokens  `json:"drift_share"`
-	Drifting int64             `json:"drifting"`
-	Leased   int64             `json:"leased"`
+	Drifting int64             `json:"drifting" of:"Drifting"`
+	Leased   int64             `json:"leased" of:"Leased"`
 	Sources  map[string]uint64 `json:"sources"`
 	// Ended are the holds whose end arrived here, and Costless those of them without a cost: OnUnknown decided.
 	Ended     uint64 `json:"holds_ended,omitempty"`
@@ -150,21 +151,20 @@ func (c Collector) Turn() {
 // State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions.
 func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
+	waited := float64(l.StoreTime.Sum) / 1e6
 	v := State{
-		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors: s.ServiceErrors.Load(), OtherErrors: s.OtherErrors.Load(), Panics: s.Panics.Load(),
-		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
-		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
-		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),
-		Leases:    l.Leases + l.Accounts, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
+		Version: c.Version, Leases: l.Leases + l.Accounts, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
+		Sources:   named(ratelimit.Sources[:], &s.Sources),
+		Fallbacks: named(ratelimit.FallbackReasons[:], &l.Fallbacks),
+		Claims:    named(ratelimit.ClaimReasons[:], &l.ClaimsBy),
 		Store: StoreState{
-			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips,
-			Failed: l.Failed, Claims: l.Claims,
-			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale,
-			Recoveries: l.Recoveries, Queued: l.Queued,
-			Waited: float64(l.StoreTime.Sum) / 1e6, Deadline: c.leastDeadline().Seconds(), Replies: l.StoreTime,
+			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(),
+			Mean: waited / float64(max(1, l.StoreTime.Count)), Waited: waited,
+			Deadline: c.leastDeadline().Seconds(), Replies: l.StoreTime,
 		},
 	}
+	copyCounts(&v, s)
+	copyCounts(&v.Store, &l)
 	if c.StoreNow != nil {
 		v.Store.StoreNow = c.StoreNow()
 	}
@@ -234,27 +234,39 @@ func (c Collector) leastDeadline() (least time.Duration) {
 	return least
 }
 
-func named(names []string, count func(i int) uint64) map[string]uint64 {
+// named are the counters of an array by name.
+func named(names []string, counters any) map[string]uint64 {
 	m := make(map[string]uint64, len(names))
 	for i, name := range names {
-		m[name] = count(i)
+		m[name] = uint64(count(reflect.ValueOf(counters).Elem().Index(i)))
 	}
 	return m
+}
+
+// copyCounts sets the fields of a state with a tag of:"NAME" to the counters of these names. It is for JSON what the
+// tags of counters are for Prometheus.
+func copyCounts(state, counters any) {
+	to, from := reflect.ValueOf(state).Elem(), reflect.ValueOf(counters).Elem()
+	for i := range to.NumField() {
+		name := to.Type().Field(i).Tag.Get("of")
+		if name == "" {
+			continue
+		}
+		n := reflect.ValueOf(count(from.FieldByName(name)))
+		to.Field(i).Set(n.Convert(to.Field(i).Type()))
+	}
 }
 
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
-		Denied: w.sum.Denied.Load(), Admitted: w.admitted(), Hits: w.sum.TotalHits.Load(), Shadow: w.rule.Shadow,
-		Over: w.sum.OverAdmitted.Load(), Near: w.sum.NearBound.Load(), Beyond: w.sum.BeyondBound.Load(),
-		Under:        w.sum.UnderAdmitted.Load(),
-		OverByPolicy: w.sum.OverByPolicy.Load(), BeyondByPolicy: w.sum.BeyondByPolicy.Load(),
-		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return w.sum.Fallbacks[i].Load() }),
+		Decisions: w.sum.Requests(), Admitted: w.admitted(), Shadow: w.rule.Shadow,
+		Fallbacks: named(ratelimit.FallbackReasons[:], &w.sum.Fallbacks),
+		Sources:   named(ratelimit.Sources[:], &w.sum.Sources),
 		Policy:    ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
 		DriftBudget: w.driftLimit, Worst: w.sum.Worst.Lately(), Share: w.share,
-		Drifting: w.sum.Drifting.Load(), Leased: w.sum.Leased.Load(),
-		Sources: named(ratelimit.Sources[:], func(i int) uint64 { return w.sum.Sources[i].Load() }),
 	}
+	copyCounts(&v, &w.sum)
 	if !w.rule.Unlimited {
 		v.Limit, v.Tokens = w.rule.Limit.String(), w.rule.Limit.Capacity()
 		if l := &w.rule.Limit; l.Algorithm == ratelimit.FixedWindow || l.Algorithm == ratelimit.SlidingWindow {
@@ -270,6 +282,5 @@ func (w *ruleRow) state() RuleState {
 		v.Ended = v.Costless + h.Results[ratelimit.SettledCost].Load() + h.Results[ratelimit.SettledFailed].Load() +
 			h.Results[ratelimit.SettledLate].Load()
 	}
-	v.Decisions = w.sum.Requests()
 	return v
 }

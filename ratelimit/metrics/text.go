@@ -24,7 +24,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 	c.Store.Rules().EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
 		name := statsdName(domain, keys) + "."
 		for _, h := range hits {
-			each(name+h.name, h.of(n).Load())
+			each(name+h.name, uint64(h.of(n)))
 		}
 	})
 	c.served(each)

@@ -25,10 +25,14 @@ type LocalCache struct {
 // LocalCacheStats are what LocalCache has counted since it was made, under the
 // names that envoyproxy/ratelimit gives the gauges.
 type LocalCacheStats struct {
-	Hits, Misses uint64
-	Entries      uint64 // keys that are remembered now, also those whose windows are over
-	Expired      uint64 // keys whose windows were found to be over
-	Evacuated    uint64 // keys that were dropped to make room
+	Hits   uint64 `statsd:"ratelimit.localcache.hitCount"`
+	Misses uint64 `statsd:"ratelimit.localcache.missCount"`
+	// Entries are keys that are remembered now, also those whose windows are over.
+	Entries uint64 `statsd:"ratelimit.localcache.entryCount"`
+	// Expired are keys whose windows were found to be over.
+	Expired uint64 `statsd:"ratelimit.localcache.expiredCount"`
+	// Evacuated are keys that were dropped to make room.
+	Evacuated uint64 `statsd:"ratelimit.localcache.evacuateCount"`
 }
 
 // Lookups are all hits and misses.

@@ -14,23 +14,16 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// DebugOptions are who may ask the debug port, and for what.
-type DebugOptions struct {
-	// Hosts are allowed names of the port, in addition to those that an outsider cannot point at it; "*"
-	// allows all. See hostAllowed.
-	Hosts []string
-	// Unnamed are paths that any name may use.
-	Unnamed []string
-}
-
 // longestProfile bounds the time of /debug/pprof/profile and /trace.
 const longestProfile = 60 * time.Second
 
-// Debug is the handler of the debug port. It is for people; more adds pages.
+// Debug is the handler of the debug port. It is for people: pages are texts, and more adds others. Hosts are allowed
+// names of the port, in addition to those that an outsider cannot point at it; "*" allows all (see hostAllowed). The
+// metrics are for all names.
 //
 // A page of another site may have its own name point here (DNS rebinding). It gets only numbers: the browser
 // sends that name as the Host, which is refused.
-func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions,
+func Debug(pages map[string]func(io.Writer), metrics http.Handler, hosts []string,
 	more func(*http.ServeMux),
 ) http.Handler {
 	mux := http.NewServeMux()
@@ -48,9 +41,9 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 			"keys, and hot keys\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
 			"/debug/pprof/: profiles\n")
 	})
-	page("/rlconfig", rules)
-	page("/stats", stats)
-	page("/ring", ring)
+	for path, write := range pages {
+		page(path, write)
+	}
 	mux.Handle("/metrics", metrics)
 	profile := profiler()
 	mux.HandleFunc("/debug/pprof/", profile(pprof.Index))
@@ -60,9 +53,9 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	mux.HandleFunc("/debug/pprof/trace", profile(pprof.Trace))
 	// A machine's own name may have dots, and people on its network use it.
 	own, _ := os.Hostname()
-	hosts := append(slices.Clone(o.Hosts), own)
+	hosts = append(slices.Clone(hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
+		if r.URL.Path != "/metrics" && !hostAllowed(r.Host, hosts) {
 			http.Error(w, "the debug port does not accept the host name "+strconv.Quote(ratelimit.OneLine(r.Host))+
 				": use its address, or name it in DEBUG_ALLOWED_HOSTS", http.StatusMisdirectedRequest)
 			return

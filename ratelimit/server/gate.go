@@ -21,26 +21,23 @@ type gate struct {
 	ended bool                // guarded by mu
 }
 
-// serve serves calls until the port ends, of one that is held from when it is opened. It returns nil if ctx is done
-// before.
-func (g *gate) serve(ctx context.Context, held bool, serve func(net.Listener) error) error {
+// serve serves calls from when the port is opened until it ends. It returns nil if ctx is done before.
+func (g *gate) serve(ctx context.Context, serve func(net.Listener) error) error {
 	l := g.is
-	if held {
-		if g.fixed {
-			_ = l.Close() // it is opened again
-		}
-		select {
-		case <-g.opens:
-		case <-ctx.Done():
-			_ = l.Close()
-			return nil
-		}
-		if g.fixed {
-			var err error
-			l, err = g.open()
-			if err != nil {
-				return err
-			}
+	if g.fixed {
+		_ = l.Close() // it is opened again
+	}
+	select {
+	case <-g.opens:
+	case <-ctx.Done():
+		_ = l.Close()
+		return nil
+	}
+	if g.fixed {
+		var err error
+		l, err = g.open()
+		if err != nil {
+			return err
 		}
 	}
 	return serve(l)

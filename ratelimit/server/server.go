@@ -42,7 +42,6 @@ type Options struct {
 	GRPCSocket        string                           // a path: instead of GRPC
 	TLS               credentials.TransportCredentials // of gRPC; nil: none
 	Metrics           string                           // host:port for metrics alone, "" for none
-	Held              bool                             // gRPC's port is closed until Open
 	Caps              transport.Caps                   // of gRPC; its RequestTimeout also of HTTP
 	Budget            *transport.Budget                // of what callers have begun on gRPC
 	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
@@ -250,7 +249,7 @@ func (v *Server) Addresses() (http, grpc, debug net.Addr) {
 	return v.listeners[0].Addr(), v.listeners[len(v.listeners)-1].Addr(), v.listeners[1].Addr()
 }
 
-// Open has gRPC's port open, if it was held. It is called once.
+// Open has gRPC's port open, which is closed until then. It is called once.
 func (v *Server) Open() { close(v.calls.opens) }
 
 // SetHealthy sets the result of health checks, until the server drains.
@@ -312,7 +311,7 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	run(func(net.Listener) error { return v.calls.serve(failed, v.options.Held, v.port.Serve) },
+	run(func(net.Listener) error { return v.calls.serve(failed, v.port.Serve) },
 		v.listeners[len(v.listeners)-1])
 	<-failed.Done()
 	v.drain(hurry)

@@ -60,6 +60,7 @@ func run(t *testing.T, v *Server) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	v.Open()
 	go func() { done <- v.Serve(ctx, context.Background()) }()
 	return func() {
 		cancel()
@@ -201,6 +202,7 @@ func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
 	drain, drained := context.WithCancel(context.Background())
 	hurry, rush := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	v.Open()
 	go func() { done <- v.Serve(drain, hurry) }()
 	v.SetHealthy(true)
 	drained()

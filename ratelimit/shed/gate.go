@@ -227,10 +227,14 @@ func (g *Gate) Gone() { g.gone.Add(1) }
 
 // Stats count the work of a gate since its start.
 type Stats struct {
-	Shed     [len(Reasons)]uint64 // calls, by reason
-	GivenUp  uint64               // calls whose caller gave up while they were decided
-	InFlight int                  // calls that wait for their decision, as for a store
-	Waiting  int                  // calls that wait for their turn
+	// calls, by reason
+	Shed [len(Reasons)]uint64 `metric:"sluice_shed_total,reason"`
+	// calls whose caller gave up while they were decided
+	GivenUp uint64 `metric:"sluice_calls_given_up_total"`
+	// calls that wait for their decision, as for a store
+	InFlight int `metric:"sluice_calls_in_flight"`
+	// calls that wait for their turn
+	Waiting int `metric:"sluice_calls_waiting"`
 }
 
 // Stats returns the counts so far.

@@ -12,10 +12,14 @@ import (
 // Budget is the memory for all unfinished calls of callers. It counts the actions of the bounds. It is safe for
 // concurrent use.
 type Budget struct {
-	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
-	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held
-	Stalled  atomic.Uint64 // connections closed because they did not go on
-	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
+	// connections closed for newer ones, or at once
+	Crowded atomic.Uint64 `metric:"sluice_callers_ended_total,reason=crowded"`
+	// connections and bodies ended because too many bytes were held
+	Heaviest atomic.Uint64 `metric:"sluice_callers_ended_total,reason=heaviest"`
+	// connections closed because they did not go on
+	Stalled atomic.Uint64 `metric:"sluice_callers_ended_total,reason=stalled"`
+	// connections closed for far more calls, or idle frames, than they may send
+	Excess atomic.Uint64 `metric:"sluice_callers_ended_total,reason=excess"`
 
 	most int64
 	// Invariant: held is the sum of the bytes of all holders and of ending, except changes in progress. Without ending,

@@ -47,23 +47,6 @@ type Command struct {
 	caps    config.Caps    // of MaxMemory
 }
 
-// Help is what `sluice check --help` says below its summary.
-func (*Command) Help() string {
-	return `Examples:
-
-  sluice check rules/                      every mistake with its place, then the worst case of each rule
-  sluice check --details rules/            also debt, under-admission, waits and store operations
-  sluice check --strict rules/             in a pipeline: warnings fail, too
-  sluice check --override 'api_key=alice=1000' rules/    the worst case of a key whose limit is overridden, too
-  sluice check --from rules.old/ rules/    the changes, and their effects on a fleet
-  kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
-  sluice check --sarif rules/ > rules.sarif
-  sluice check --schema > rules.schema.json
-
-The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.
-A directory without files, a limit that refuses every request and an address range as a value are errors here, though a server loads such rules.`
-}
-
 // Version is that of the program, in SARIF.
 type Version string
 

@@ -2,12 +2,14 @@ package check
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"text/template"
 	"time"
 	"unicode/utf8"
 
@@ -37,10 +39,20 @@ func (d declaration) write(out io.Writer) error {
 	d.owners = slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
 		return d.bounds(r).OnOutage.Of == declare.OwnerOutage
 	})
-	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s", d.fleet(), d.table()); err != nil {
+	about := map[string]any{
+		"Nodes": d.Nodes, "Kind": d.kind(), "Shared": d.storage() == declare.SharedStore, "Owners": d.owners,
+		"Details": d.Details, "Charges": d.refills(ratelimit.DenyCharges), "Refunds": d.refills(ratelimit.DenyRefunds),
+		"Buckets": slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }),
+	}
+	says := func(name string) string {
+		var b strings.Builder
+		_ = declarationTexts.ExecuteTemplate(&b, name, about) // a Builder takes everything
+		return b.String()
+	}
+	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s\n", says("fleet"), d.table()); err != nil {
 		return err
 	}
-	d.legend(out)
+	writeWrapped(out, "", says("legend"))
 	section(out, "holds, in addition", d.holds())
 	if d.Details {
 		d.notes(out)
@@ -49,17 +61,11 @@ func (d declaration) write(out io.Writer) error {
 	return nil
 }
 
-func (d declaration) fleet() string {
-	switch {
-	case d.Nodes == 1 && d.storage() == declare.OwnMemory:
-		return "on 1 node that counts in its memory"
-	case d.storage() == declare.OwnMemory:
-		return fmt.Sprintf("on %d nodes without a store", d.Nodes)
-	case d.Nodes == 1:
-		return "on 1 node with " + d.kind()
-	}
-	return fmt.Sprintf("on %d nodes that share %s", d.Nodes, d.kind())
-}
+//go:embed declaration.txt
+var declarationText string
+
+// declarationTexts are what fleet the worst case is of, and what the columns of its table mean.
+var declarationTexts = template.Must(template.New("declaration").Parse(declarationText))
 
 // bounds are those of a rule on the store.
 func (c *Command) bounds(r *ratelimit.Rule) declare.Bounds {
@@ -179,32 +185,6 @@ func grouped(n int64) string {
 		text = text[:i] + "," + text[i:]
 	}
 	return text
-}
-
-// legend explains the columns.
-func (d declaration) legend(out io.Writer) {
-	text := "Maximum tokens of one key that all nodes together admit in one window. "
-	if d.storage() == declare.SharedStore {
-		text += "Normal: while replies arrive within store_deadline. " + d.kind() + " fails: a window in which replies " +
-			"stop or return. Down: each window between, by on_store_failure. Each node that starts meanwhile adds the " +
-			"part of a node. Data lost: a window with one loss of its data."
-	} else {
-		text += "Without a store, each node counts alone."
-		if d.owners {
-			text += " Owner fails: a window in which replies of the owner of a key (PEERS) stop or return. Down: each window between."
-		}
-	}
-	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
-		text += " A token_bucket admits its refill in that time, too."
-	}
-	if d.refills(ratelimit.DenyCharges) {
-		text += " on_deny: charge: while more is requested than refills, a token_bucket or sliding_window passes nothing."
-	}
-	if d.refills(ratelimit.DenyRefunds) {
-		text += " on_deny: refund: a cost that is reported afterwards, and does not fit, is not booked."
-	}
-	fmt.Fprintln(out)
-	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])
 }
 
 // refills reports whether a rule without a hold, whose tokens return with time, treats refused requests so.

@@ -39,14 +39,6 @@ func (c *adminFlags) nodes() ([]string, error) {
 
 type adminReset struct{ adminFlags }
 
-// Help is what `sluice admin reset --help` says below its summary.
-func (*adminReset) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice admin reset --all --debug node1:6070 edge api_key=abc
-  ADMIN_TOKEN=... sluice admin reset --debug node1:6070,node2:6070 edge api_key=abc`
-}
-
 // Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each.
 func (c *adminReset) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
@@ -96,13 +88,6 @@ func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
 }
 
 type adminDrop struct{ adminFlags }
-
-// Help is what `sluice admin drop --help` says below its summary.
-func (*adminDrop) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice admin drop --all --debug node1:6070 edge api_key=abc`
-}
 
 // Run drops the lease on every node named.
 func (c *adminDrop) Run(s cli.Streams) error {

@@ -65,15 +65,6 @@ type limitSet struct {
 	limitFlags
 }
 
-// Help is what `sluice limit set --help` says below its summary.
-func (*limitSet) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit set 1000 edge api_key=alice --reason 'ticket 4711'
-  sluice limit set --token=... --debug node1:6070 --expires 24h 0 edge api_key=mallory     refuse a key for a day
-  sluice limit set --token=... unlimited edge tier=pro api_key=bob                         up to max_override of the rule`
-}
-
 // Run sets one.
 func (c *limitSet) Run(s cli.Streams) error {
 	limit, err := console.ParseOverrideLimit(c.Limit)
@@ -121,14 +112,6 @@ type limitGet struct {
 	limitFlags
 }
 
-// Help is what `sluice limit get --help` says below its summary.
-func (*limitGet) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit get edge api_key=alice
-  sluice limit get --token=... --json edge api_key=alice | jq .version`
-}
-
 // Run prints one.
 func (c *limitGet) Run(s cli.Streams) error {
 	var o console.Overridden
@@ -142,40 +125,23 @@ func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	if asJSON {
 		return s.JSON(o)
 	}
-	t := cli.Columns(s.Out)
-	for _, row := range [][2]string{
-		{"key", o.Domain + " " + o.Descriptor},
-		{"limit", o.Limit.String()},
-		{"in force", cmp.Or(o.InForce, "no: no rule has this key, or its rule has another period or no overrides")},
-		{"expires", expires(o)},
-		{"set", o.Set.Format(time.RFC3339) + " by " + o.By},
-		{"reason", o.Reason},
-		{"version", o.Version},
-	} {
-		fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
-	}
-	return t.Flush()
+	return overrideText.Write(s.Out, o)
 }
 
-func expires(o *console.Overridden) string {
-	if o.Expires.IsZero() {
-		return "never"
-	}
-	return o.Expires.Format(time.RFC3339)
-}
+var overrideText = cli.NewText(`key	{{.Domain}} {{.Descriptor}}
+limit	{{.Limit}}
+in force	{{or .InForce "no: no rule has this key, or its rule has another period or no overrides"}}
+expires	{{if .Expires.IsZero}}never{{else}}{{date .Expires}}{{end}}
+set	{{date .Set}} by {{.By}}
+reason	{{.Reason}}
+version	{{.Version}}
+`, nil)
 
 type limitRm struct {
 	descriptorArgs
 	IfVersion versionFlags `embed:""`
 	authorFlags
 	limitFlags
-}
-
-// Help is what `sluice limit rm --help` says below its summary.
-func (*limitRm) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit rm edge api_key=alice`
 }
 
 // Run removes one.
@@ -219,14 +185,6 @@ type limitList struct {
 	limitFlags
 }
 
-// Help is what `sluice limit list --help` says below its summary.
-func (*limitList) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit list
-  sluice limit list --token=... edge --prefix api_key=al`
-}
-
 // Run lists.
 func (c *limitList) Run(s cli.Streams) error {
 	if c.JSON {
@@ -235,7 +193,11 @@ func (c *limitList) Run(s cli.Streams) error {
 	t := cli.Columns(s.Out)
 	fmt.Fprintln(t, "DOMAIN\tDESCRIPTOR\tLIMIT\tIN FORCE\tEXPIRES\tBY\tREASON")
 	err := c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error {
-		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires(o), o.By, o.Reason)
+		expires := "never"
+		if !o.Expires.IsZero() {
+			expires = o.Expires.Format(time.RFC3339)
+		}
+		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires, o.By, o.Reason)
 		return err
 	})
 	return errors.Join(err, t.Flush())

@@ -26,14 +26,6 @@ type limitExport struct {
 	limitFlags
 }
 
-// Help is what `sluice limit export --help` says below its summary.
-func (*limitExport) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit export > overrides.csv
-  sluice limit export --token=... edge > edge.csv`
-}
-
 // Run writes CSV.
 func (c *limitExport) Run(s cli.Streams) error {
 	out := csv.NewWriter(s.Out)
@@ -57,16 +49,6 @@ type limitImport struct {
 	limitFlags
 
 	in io.Reader // standard input; tests set another
-}
-
-// Help is what `sluice limit import --help` says below its summary.
-func (*limitImport) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit import overrides.csv
-  cat overrides.csv | sluice limit import --token=... --debug node1:6070 -
-
-A line that is refused is printed with its number, and the others are set. The exit code is 1 then. A second import of the same file changes nothing but times.`
 }
 
 // Run sets each line by itself, and says which were refused. Each is read by itself, so that a stray quote takes no

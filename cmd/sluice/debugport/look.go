@@ -42,24 +42,17 @@ func Watch(ctx context.Context, debug []string, all bool, interval time.Duration
 type look struct {
 	at    time.Time
 	nodes []Node
-	rules map[string]*metrics.RuleState // by domain, rule and mode
-	total struct{ calls, over, failed, trips, fallbacks uint64 }
 }
 
 // lookAt asks all nodes at once. What one said last stays where it does not answer.
 func lookAt(debug []string, all bool, before *look) *look {
-	v := &look{at: time.Now(), rules: map[string]*metrics.RuleState{}}
+	v := &look{at: time.Now()}
 	v.ask(debug)
 	if all {
 		v.ask(v.others())
 	}
 	if before != nil {
 		v.remember(before)
-	}
-	for i := range v.nodes {
-		if n := &v.nodes[i]; !n.LastAnswer.IsZero() {
-			v.add(&n.state, &n.state)
-		}
 	}
 	return v
 }
@@ -68,10 +61,10 @@ func lookAt(debug []string, all bool, before *look) *look {
 func (v *look) failed() error {
 	var errs []error
 	for i := range v.nodes {
-		if v.nodes[i].err == nil {
+		if v.nodes[i].Err == nil {
 			return nil
 		}
-		errs = append(errs, v.nodes[i].err)
+		errs = append(errs, v.nodes[i].Err)
 	}
 	return errors.Join(errs...)
 }
@@ -86,8 +79,8 @@ func (v *look) ask(addresses []string) {
 	for i := range v.nodes[first:] {
 		n := &v.nodes[first+i]
 		all.Go(func() {
-			n.err = (port{address: n.Debug}).call(http.MethodGet, "/console/state", nil, &n.state)
-			if n.err == nil {
+			n.Err = (port{address: n.Debug}).call(http.MethodGet, "/console/state", nil, &n.State)
+			if n.Err == nil {
 				n.LastAnswer = v.at
 			}
 		})
@@ -100,14 +93,14 @@ func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
 	for i := range v.nodes {
 		asked = append(asked, v.nodes[i].Debug)
-		for _, n := range v.nodes[i].state.Nodes {
+		for _, n := range v.nodes[i].State.Nodes {
 			if n.Here {
 				asked = append(asked, n.Debug)
 			}
 		}
 	}
 	for i := range v.nodes {
-		for _, n := range v.nodes[i].state.Nodes {
+		for _, n := range v.nodes[i].State.Nodes {
 			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) {
 				addresses = append(addresses, n.Debug)
 			}
@@ -123,43 +116,16 @@ func (v *look) remember(before *look) {
 		i := slices.IndexFunc(v.nodes, func(n Node) bool { return n.Debug == old.Debug })
 		switch {
 		case i < 0:
-			old.err = errors.New("it left the registry of nodes")
+			old.Err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)
-		case v.nodes[i].err != nil:
-			v.nodes[i].state, v.nodes[i].LastAnswer = old.state, old.LastAnswer
+		case v.nodes[i].Err != nil:
+			v.nodes[i].State, v.nodes[i].LastAnswer = old.State, old.LastAnswer
 		}
 	}
 }
 
-// add adds what a node said earlier, of the rules that it names now: it names its busiest ones. What it did not name
-// then counts as it does now.
-func (v *look) add(now, earlier *console.State) {
-	v.total.calls += earlier.Calls
-	v.total.over += earlier.OverLimit
-	v.total.failed += earlier.Errors + earlier.Shed
-	v.total.trips += earlier.Store.RoundTrips
-	for _, n := range earlier.Fallbacks {
-		v.total.fallbacks += n
-	}
-	before := map[string]metrics.RuleState{}
-	for _, r := range slices.Concat(now.Rules, earlier.Rules) {
-		before[ruleName(&r)] = r
-	}
-	for i := range now.Rules {
-		v.addRule(before[ruleName(&now.Rules[i])])
-	}
-}
-
-func ruleName(r *metrics.RuleState) string { return r.Domain + "\x00" + r.Rule + "\x00" + r.Mode }
-
-// addRule takes the rule by value: what a node said last is summed at each look.
-func (v *look) addRule(r metrics.RuleState) {
-	name := ruleName(&r)
-	all := v.rules[name]
-	if all == nil {
-		v.rules[name] = &r
-		return
-	}
+// add adds the rule at another node. The maps that a node said stay as they are.
+func (all *Rule) add(r *metrics.RuleState) {
 	all.Decisions += r.Decisions
 	all.Denied += r.Denied
 	all.Admitted += r.Admitted
@@ -211,8 +177,8 @@ type Node struct {
 	// Problems are those of its last answer, the most severe first.
 	Problems []console.Problem `json:"problems"`
 
-	state console.State
-	err   error // why it does not answer now; nil: it does
+	State console.State `json:"-"`
+	Err   error         `json:"-"` // why it does not answer now; nil: it does
 }
 
 // Rule is the sum of a rule at all nodes.
@@ -228,48 +194,76 @@ type RuleSet struct {
 	Nodes       []string `json:"nodes"`
 }
 
-// counted is an earlier look, with the present counts of nodes that did not answer then, or have started since, and of
-// rules that they did not name.
-func (v *look) counted(before *look) *look {
-	all := &look{at: before.at, rules: map[string]*metrics.RuleState{}}
-	for i := range v.nodes {
-		now := &v.nodes[i].state
-		earlier := now
-		for j := range before.nodes {
-			old := &before.nodes[j]
-			if old.Debug == v.nodes[i].Debug && !old.LastAnswer.IsZero() && old.state.Started.Equal(now.Started) {
-				earlier = &old.state
-			}
-		}
-		all.add(now, earlier)
+// fill sets what JSON shows of the last answer.
+func (n *Node) fill() {
+	n.Answers = n.Err == nil
+	n.Version = n.State.Version
+	n.StoreFailed = n.State.Store.BreakerOpen
+	n.Problems = n.State.Problems
+	n.Rules = n.State.Config.Fingerprint
+	n.RulesGood = n.State.Config.Good
+	n.Error = ""
+	if n.Err != nil {
+		n.Error = n.Err.Error()
 	}
-	return all
+}
+
+// of is what a node of a later look said here. If it did not answer then, or has started since, that is what it says
+// now, so that counts of before are in no rate.
+func (v *look) of(n *Node) *console.State {
+	for i := range v.nodes {
+		old := &v.nodes[i]
+		if old.Debug == n.Debug && !old.LastAnswer.IsZero() && old.State.Started.Equal(n.State.Started) {
+			return &old.State
+		}
+	}
+	return &n.State
 }
 
 // since is what happened between two looks.
 func (v *look) since(before *look) *Summary {
-	before = v.counted(before)
 	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), Nodes: v.nodes}
-	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
-	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)
-	s.Failed = rate(v.total.failed, before.total.failed)
-	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
+	grown := func(now, before uint64) float64 { return float64(now - min(before, now)) }
+	rules := map[[3]string]*Rule{} // by domain, rule and mode
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		n.Answers = n.err == nil
-		n.Version = n.state.Version
-		n.StoreFailed = n.state.Store.BreakerOpen
-		n.Problems = n.state.Problems
-		n.Rules = n.state.Config.Fingerprint
-		n.RulesGood = n.state.Config.Good
-		n.Error = ""
-		if n.err != nil {
-			n.Error = n.err.Error()
+		n.fill()
+		now, old := &n.State, before.of(n)
+		s.Calls += grown(now.Calls, old.Calls)
+		s.Refused += grown(now.OverLimit, old.OverLimit)
+		s.Failed += grown(now.Errors+now.Shed, old.Errors+old.Shed)
+		s.Trips += grown(now.Store.RoundTrips, old.Store.RoundTrips)
+		for reason, count := range now.Fallbacks {
+			s.Alone += grown(count, old.Fallbacks[reason])
+		}
+		for j := range now.Rules {
+			r := &now.Rules[j]
+			name := [3]string{r.Domain, r.Rule, r.Mode}
+			all := rules[name]
+			if all == nil {
+				all = &Rule{RuleState: *r}
+				rules[name] = all
+			} else {
+				all.add(r)
+			}
+			// A node names its busiest rules. What it did not name then counts as it does now.
+			was := r
+			for k := range old.Rules {
+				if o := &old.Rules[k]; name == [3]string{o.Domain, o.Rule, o.Mode} {
+					was = o
+				}
+			}
+			all.AdmittedRate += grown(r.Admitted, was.Admitted)
+			all.DeniedRate += grown(r.Denied, was.Denied)
 		}
 	}
-	for name, r := range v.rules {
-		old := cmp.Or(before.rules[name], r)
-		s.Rules = append(s.Rules, Rule{*r, rate(r.Admitted, old.Admitted), rate(r.Denied, old.Denied)})
+	for _, rate := range []*float64{&s.Calls, &s.Refused, &s.Failed, &s.Trips, &s.Alone} {
+		*rate /= s.Seconds
+	}
+	for _, r := range rules {
+		r.AdmittedRate /= s.Seconds
+		r.DeniedRate /= s.Seconds
+		s.Rules = append(s.Rules, *r)
 	}
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
 		return cmp.Or(cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Mode, b.Mode))
@@ -281,10 +275,10 @@ func (v *look) since(before *look) *Summary {
 func (v *look) sets() (sets []RuleSet) {
 	for i := range v.nodes {
 		n := &v.nodes[i]
-		if n.err != nil {
+		if n.Err != nil {
 			continue
 		}
-		print := n.state.Config.Fingerprint
+		print := n.State.Config.Fingerprint
 		at := slices.IndexFunc(sets, func(s RuleSet) bool { return s.Fingerprint == print })
 		if at < 0 {
 			at, sets = len(sets), append(sets, RuleSet{Fingerprint: print})

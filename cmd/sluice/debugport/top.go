@@ -2,6 +2,7 @@ package debugport
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -10,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"text/template"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
 // Top is the command that shows what nodes do, again and again.
@@ -24,17 +27,6 @@ type Top struct {
 	Times int           `help:"Number of tables to print, the first after --every (0: until interrupted)."`
 	Rules int           `default:"20" help:"Number of rules to show."`
 	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
-}
-
-// Help is what `sluice top --help` says below its summary.
-func (*Top) Help() string {
-	return `A node that does not answer stays in the table, with the time of its last answer. Its counts stay in the sums.
-
-Examples:
-
-  sluice top node1:6070 node2:6070
-  sluice top --all node1:6070
-  sluice top --json --times=1 node1:6070 | jq .rules`
 }
 
 // Run prints a table for each look. It blocks until it is interrupted, or has
@@ -63,62 +55,45 @@ func (c *Top) Run(s cli.Streams) error {
 	})
 }
 
+//go:embed top.txt
+var topText string
+
+// overview shows what nodes do, and their faults.
+var overview = cli.NewText(topText, template.FuncMap{
+	"away": away,
+	"first": func(lines string) string {
+		first, _, _ := strings.Cut(lines, "\n")
+		return first
+	},
+	"others":   others,
+	"sentence": func(text string) string { return strings.TrimSuffix(text, ".") },
+})
+
 func (v *Summary) write(out io.Writer) error {
-	answer, open, seats := 0, 0, 0
+	shown := struct {
+		*Summary
+		Answer, Open, Seats int
+	}{Summary: v}
 	for i := range v.Nodes {
-		n := &v.Nodes[i].state
+		n := &v.Nodes[i].State
 		switch {
-		case v.Nodes[i].err != nil:
+		case v.Nodes[i].Err != nil:
 			continue
 		case n.Store.BreakerOpen:
-			open++
+			shown.Open++
 		case n.Seat != nil && *n.Seat >= 0:
-			seats++
+			shown.Seats++
 		}
-		answer++
+		shown.Answer++
 	}
-	fmt.Fprintf(out, "%d of %d nodes answer (store does not answer: %d, with a drift seat: %d)   "+
-		"%.0f calls/s, %.0f refused, %.0f errors   %.0f store operations/s   %.0f decided without the store/s\n",
-		answer, len(v.Nodes), open, seats, v.Calls, v.Refused, v.Failed, v.Trips, v.Alone)
-	v.writeTrouble(out)
-	fmt.Fprintln(out)
-	t := cli.Columns(out)
-	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\t")
-	for i := range v.Rules {
-		r := &v.Rules[i]
-		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%.0f\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, r.AdmittedRate,
-			r.DeniedRate, r.Declared, r.Near, r.Beyond, r.Over, r.Drifting, r.Leased)
-	}
-	return t.Flush()
+	return overview.Write(out, shown)
 }
 
-// writeTrouble names the faults of nodes, and their rules.
-func (v *Summary) writeTrouble(out io.Writer) {
-	switch {
-	case len(v.Sets) == 1:
-		fmt.Fprintf(out, "rules %s\n", v.Sets[0].Fingerprint)
-	case len(v.Sets) > 1:
-		fmt.Fprintln(out, "NODES HAVE DIFFERENT RULES (runbook: rules-differ):")
-		for _, s := range v.Sets {
-			fmt.Fprintf(out, "  %s on %s\n", s.Fingerprint, strings.Join(s.Nodes, ", "))
-		}
-	}
-	for i := range v.Nodes {
-		n := &v.Nodes[i]
-		if n.err != nil {
-			fmt.Fprintf(out, "%s DOES NOT ANSWER: %s%s (runbook: node-down)\n", n.Debug, away(n.err), v.lastSeen(n))
-			continue
-		}
-		if n.state.Config.Error != "" {
-			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
-			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s (runbook: config-rejected)\n", n.Debug, first)
-		}
-		for _, p := range n.state.Problems {
-			if !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
-				fmt.Fprintf(out, "%s: %s. %s (runbook: %s)\n", n.Debug, p.What, strings.TrimSuffix(p.Detail, "."), p.Runbook)
-			}
-		}
-	}
+// others are the problems of a node that the overview does not find by itself.
+func others(all []console.Problem) []console.Problem {
+	return slices.DeleteFunc(slices.Clone(all), func(p console.Problem) bool {
+		return slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook)
+	})
 }
 
 // away says why a node does not answer, without its address.
@@ -132,11 +107,11 @@ func away(err error) string {
 	return ratelimit.OneLine(err.Error())
 }
 
-// lastSeen says when a node last answered here, or reported itself to the store; "" if neither is known.
-func (v *Summary) lastSeen(n *Node) string {
+// LastSeen says when a node last answered here, or reported itself to the store; "" if neither is known.
+func (v *Summary) LastSeen(n Node) string {
 	last := n.LastAnswer
 	for i := range v.Nodes {
-		said := &v.Nodes[i].state
+		said := &v.Nodes[i].State
 		for _, listed := range said.Nodes {
 			if at := said.Now.Add(-time.Duration(listed.Seen) * time.Second); listed.Debug == n.Debug && at.After(last) {
 				last = at

@@ -13,5 +13,6 @@
 // Some settings have values of their own. From the memory ([MemoryOf]) follow the number of tracked keys
 // ([Memory.Table]), and the [Caps] of connections, bytes in flight, streams and rules. Within these, callers, peers,
 // Envoys and rules cannot end the process by their number. [Memory.Ballast] and [EaseCollector] set the garbage
-// collector for nodes, whose heap is small, and for many streams of RLQS. [Certificate] is for files of TLS.
+// collector for nodes, whose heap is small, and for many streams of RLQS. [Certificate] is for files of TLS, and
+// [Advice] names the settings that an error speaks of.
 package settings

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -82,7 +81,13 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 	if len(root.Content) == 0 { // an empty file
 		return values, nil
 	}
-	known := sections(node)
+	known := map[string][]string{} // by section, with the names in the environment
+	for _, s := range sectionsOf(node) {
+		known[s.Key] = nil
+		for _, flag := range s.Flags {
+			known[s.Key] = append(known[s.Key], flag.Envs...)
+		}
+	}
 	var errs []error
 	bad := func(at *yaml.Node, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--settings %s:%d: %s", name, at.Line, fmt.Sprintf(format, args...)))
@@ -96,10 +101,9 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 		each(body, bad, func(key, of *yaml.Node) {
 			env := strings.ToUpper(key.Value)
 			_, twice := values[env]
-			_, ok := names[env]
 			switch {
-			case !ok:
-				bad(key, "section %q has no setting %q%s", section.Value, key.Value, strings.ToLower(ratelimit.DidYouMean(env, slices.Collect(maps.Keys(names)))))
+			case !slices.Contains(names, env):
+				bad(key, "section %q has no setting %q%s", section.Value, key.Value, strings.ToLower(ratelimit.DidYouMean(env, names)))
 			case twice:
 				bad(key, "%s is set twice", key.Value)
 			case of.Kind != yaml.ScalarNode:
@@ -123,16 +127,22 @@ func each(n *yaml.Node, bad func(*yaml.Node, string, ...any), see func(key, valu
 	}
 }
 
-// sections are the settings of a command by section and name in the environment.
-func sections(node *kong.Node) map[string]map[string]*kong.Flag {
-	all := map[string]map[string]*kong.Flag{}
-	for _, name := range sectionNames() {
-		all[name] = map[string]*kong.Flag{}
-	}
-	for _, flag := range node.Flags {
-		if flag.Group != nil && len(flag.Envs) > 0 {
-			all[flag.Group.Key][flag.Envs[0]] = flag
+// section is a section with its settings.
+type section struct {
+	kong.Group
+	Flags []*kong.Flag
+}
+
+// sectionsOf are the settings of a command.
+func sectionsOf(node *kong.Node) (all []section) {
+	for _, g := range Sections {
+		s := section{Group: g}
+		for _, flag := range node.Flags {
+			if flag.Group != nil && flag.Group.Key == g.Key {
+				s.Flags = append(s.Flags, flag)
+			}
 		}
+		all = append(all, s)
 	}
 	return all
 }

@@ -29,12 +29,9 @@ func InForce(ctx *kong.Context, file *Values) (all []Setting) {
 			given[p.Flag] = true
 		}
 	}
-	for _, g := range Sections {
-		for _, flag := range ctx.Selected().Flags {
-			if flag.Group == nil || flag.Group.Key != g.Key {
-				continue
-			}
-			x := Setting{Section: g.Key, Name: nameOf(flag), Value: masked(flag, valueText(ctx.FlagValue(flag))), From: "default"}
+	for _, s := range sectionsOf(ctx.Selected()) {
+		for _, flag := range s.Flags {
+			x := Setting{Section: s.Key, Name: nameOf(flag), Value: masked(flag, valueText(ctx.FlagValue(flag))), From: "default"}
 			for _, env := range flag.Envs {
 				text, set := os.LookupEnv(env)
 				switch v, ok := file.of[env]; {

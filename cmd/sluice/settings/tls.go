@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
@@ -68,12 +66,6 @@ func VerifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 	}
 	_, err := state.PeerCertificates[0].Verify(o)
 	return err
-}
-
-// CutOff reports whether the other side ended a connection without a message. With TLS 1.3, the refusal of a
-// client's certificate may look like that.
-func CutOff(text string) bool {
-	return slices.ContainsFunc([]string{"broken pipe", "connection reset", "EOF"}, func(part string) bool { return strings.Contains(text, part) })
 }
 
 // CertPool reads the certificates in a file.

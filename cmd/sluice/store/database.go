@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -34,11 +35,11 @@ type inDatabase struct {
 	feed   table.Store
 	flags  *Redis // for the prefix, and how often a start tries
 	ledger *account.CAS
-	advice func(error) string
+	advice settings.Advice
 }
 
-func newDatabase(d Database, feed table.Store, o *Options, advice func(error) string) Store {
-	return &inDatabase{Database: d, feed: feed, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: advice}
+func newDatabase(d Database, feed table.Store, o *Options, advice string) Store {
+	return &inDatabase{Database: d, feed: feed, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: settings.ReadAdvice(advice)}
 }
 
 const sweepEvery = 30 * time.Second
@@ -71,7 +72,7 @@ const prepareTime = 10 * time.Second
 func (s *inDatabase) Ledger() Ledger { return s.ledger }
 
 // Advise implements [Store].
-func (s *inDatabase) Advise(err error) string { return s.advice(err) }
+func (s *inDatabase) Advise(err error) string { return s.advice.On(err.Error(), nil) }
 
 // Register implements [Store].
 func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Registration, err error) {

@@ -1,10 +1,8 @@
 package store
 
 import (
-	"errors"
+	_ "embed"
 	"fmt"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/sluice-gate/sluice/leasing/etcd"
 )
@@ -24,27 +22,8 @@ func openEtcd(o *Options) (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
-	return newDatabase(s, etcd.Feed{Store: s}, o, adviseEtcd), nil
+	return newDatabase(s, etcd.Feed{Store: s}, o, etcdAdvice), nil
 }
 
-// adviseEtcd names what an error of etcd speaks of.
-func adviseEtcd(err error) string {
-	for _, x := range []struct {
-		of     error
-		advice string
-	}{
-		{rpctypes.ErrAuthFailed, "check the user and the password in STORE_URL"},
-		{rpctypes.ErrUserEmpty, "etcd asks for a password: put user:password@ into STORE_URL"},
-		{etcd.ErrCompact, "add compact=false to STORE_URL, and run etcd with --auto-compaction-retention=5m: it fills up without compaction"},
-		{rpctypes.ErrPermissionDenied, "let the user of STORE_URL read and write keys that begin with sluice/ (etcdctl role grant-permission --prefix)"},
-		{rpctypes.ErrNoSpace, "etcd is full and takes no writes: compact and defragment it, raise --quota-backend-bytes, then end the alarm (etcdctl alarm disarm)"},
-		{rpctypes.ErrRequestTooLarge, "raise --max-request-bytes of etcd: an account has very many holders"},
-		{rpctypes.ErrTooManyOps, "raise --max-txn-ops of etcd to 128, its default, at least"},
-		{rpctypes.ErrNoLeader, "etcd has no leader: see to it that a majority of its members run and reach each other"},
-	} {
-		if errors.Is(err, x.of) {
-			return x.advice
-		}
-	}
-	return "check STORE_URL: its hosts, their ports and its tls; and whether a majority of etcd's members run"
-}
+//go:embed etcdadvice.txt
+var etcdAdvice string

@@ -1,14 +1,14 @@
 package store
 
 import (
+	"cmp"
 	"crypto/tls"
-	"crypto/x509"
+	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,13 +45,8 @@ type Redis struct {
 	log        *slog.Logger
 }
 
-// setting is a setting's name in the environment.
-func (f *Redis) setting(name string) string {
-	if name == "URL" && f.urlSetting != "" {
-		return f.urlSetting
-	}
-	return "REDIS_" + name
-}
+// URLSetting is the setting that has its URL.
+func (f *Redis) URLSetting() string { return cmp.Or(f.urlSetting, "REDIS_URL") }
 
 // options are a client's, whose connections dial makes.
 func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
@@ -62,12 +57,12 @@ func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	if f.PoolSize < 1 || f.Timeout < 0 {
-		return nil, fmt.Errorf("%s is %d, must be at least 1, and %s is %v, must not be negative", f.setting("POOL_SIZE"), f.PoolSize, f.setting("TIMEOUT"), f.Timeout)
+		return nil, fmt.Errorf("REDIS_POOL_SIZE is %d, must be at least 1, and REDIS_TIMEOUT is %v, must not be negative", f.PoolSize, f.Timeout)
 	}
 	_, o.Username, o.Password = f.credentials()
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
-	if f.secure() {
+	if f.Secure() {
 		o.TLSConfig, err = f.tls()
 		if err != nil {
 			return nil, err
@@ -81,11 +76,11 @@ func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	case "SENTINEL":
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
-			return nil, fmt.Errorf("%s is %q, and %s SENTINEL needs the name of the master before the addresses, separated by commas", f.setting("URL"), shown(f.URL), f.setting("TYPE"))
+			return nil, fmt.Errorf("%s is %q, and REDIS_TYPE SENTINEL needs the name of the master before the addresses, separated by commas", f.URLSetting(), shown(f.URL))
 		}
 		o.MasterName, o.Addrs = parts[0], parts[1:]
 	default:
-		return nil, fmt.Errorf("%s is %q, must be SINGLE, SENTINEL or CLUSTER", f.setting("TYPE"), f.Type)
+		return nil, fmt.Errorf("REDIS_TYPE is %q, must be SINGLE, SENTINEL or CLUSTER", f.Type)
 	}
 	if err != nil {
 		return nil, err
@@ -95,21 +90,21 @@ func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	return o, f.checkAddresses(o.Addrs)
 }
 
-// secure reports whether connections use TLS.
-func (f *Redis) secure() bool {
+// Secure reports whether connections use TLS.
+func (f *Redis) Secure() bool {
 	scheme, _, _ := strings.Cut(f.URL, "://")
 	return f.TLS || strings.EqualFold(scheme, "rediss")
 }
 
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if strings.Contains(f.URL, ",") && !strings.Contains(f.URL, "://") {
-		return fmt.Errorf("%s is %q, a list, and %s is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list",
-			f.setting("URL"), shown(f.URL), f.setting("TYPE"))
+		return fmt.Errorf("%s is %q, a list, and REDIS_TYPE is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list",
+			f.URLSetting(), shown(f.URL))
 	}
 	if !strings.Contains(f.URL, "://") {
 		o.Addrs = []string{f.URL}
 		if f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
-			return fmt.Errorf("%s is %q, and %s unix needs a path", f.setting("URL"), shown(f.URL), f.setting("SOCKET_TYPE"))
+			return fmt.Errorf("%s is %q, and REDIS_SOCKET_TYPE unix needs a path", f.URLSetting(), shown(f.URL))
 		}
 		return nil
 	}
@@ -118,12 +113,12 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 		if strings.Contains(f.URL, "@") { // the error may quote a password
 			err = errors.New("its scheme, port, database or an option is wrong; write / ? # % @ of a password as %2F %3F %23 %25 %40")
 		}
-		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), err)
+		return fmt.Errorf("%s is not a valid URI: %w", f.URLSetting(), err)
 	}
 	u, _ := url.Parse(f.URL) // as ParseURL has
 	for option := range u.Query() {
 		if option != "db" && option != "skip_verify" {
-			return fmt.Errorf("%s has the option %q, and only db and skip_verify have an effect: remove it", f.setting("URL"), option)
+			return fmt.Errorf("%s has the option %q, and only db and skip_verify have an effect: remove it", f.URLSetting(), option)
 		}
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
@@ -143,7 +138,7 @@ func (f *Redis) checkAddresses(addresses []string) error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("%s has the address %q, must be host:port; a password belongs in %s, and one of sentinels in %s", f.setting("URL"), shown(a), f.setting("AUTH"), f.setting("SENTINEL_AUTH"))
+			return fmt.Errorf("%s has the address %q, must be host:port; a password belongs in REDIS_AUTH, and one of sentinels in REDIS_SENTINEL_AUTH", f.URLSetting(), shown(a))
 		}
 	}
 	return nil
@@ -152,10 +147,10 @@ func (f *Redis) checkAddresses(addresses []string) error {
 // credentials are those of the URL, or else of the setting for them, and the setting that has them.
 func (f *Redis) credentials() (setting, user, password string) {
 	if parsed, err := redis.ParseURL(f.URL); err == nil && parsed.Password != "" {
-		return f.setting("URL"), parsed.Username, parsed.Password
+		return f.URLSetting(), parsed.Username, parsed.Password
 	}
 	user, password = userAndPassword(f.Auth)
-	return f.setting("AUTH"), user, password
+	return "REDIS_AUTH", user, password
 }
 
 func userAndPassword(auth string) (user, password string) {
@@ -179,53 +174,35 @@ func (f *Redis) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// adviseCredentials says what a refused setting has. A user of REDIS_AUTH may be half of a password with a colon.
-func (f *Redis) adviseCredentials() string {
+// AdviseCredentials says what a refused setting has. A user of REDIS_AUTH may be half of a password with a colon.
+func (f *Redis) AdviseCredentials() string {
 	setting, user, password := f.credentials()
-	if user != "" && setting == f.setting("AUTH") {
+	if user != "" && setting == "REDIS_AUTH" {
 		return fmt.Sprintf("check %s: it has a user, of %d bytes before the first colon, and a password; for a password with a colon, "+
 			"write default:PASS", setting, len(user))
 	}
 	return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", setting, user, password != "")
 }
 
+// CredentialsSetting is the setting that has the credentials.
+func (f *Redis) CredentialsSetting() string {
+	setting, _, _ := f.credentials()
+	return setting
+}
+
+// MostReply is the largest reply of a server, in bytes.
+func (*Redis) MostReply() int { return mostReply }
+
+//go:embed redisadvice.txt
+var adviceText string
+
+var advice = settings.ReadAdvice(adviceText)
+
 // advise names the settings behind an error of Redis, with their values; passwords are left out.
 func (f *Redis) advise(err error) string {
 	text := err.Error()
-	says := func(parts ...string) bool {
-		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	if _, replied := errors.AsType[redis.Error](err); replied { // MOVED, CLUSTERDOWN, MISCONF, LOADING and others
+		text += " (a reply)"
 	}
-	_, replied := errors.AsType[redis.Error](err)
-	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
-	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
-		return f.adviseCredentials()
-	case errors.Is(err, errReply):
-		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), mostReply)
-	case says("OOM command not allowed"):
-		return "raise maxmemory of Redis: it is full"
-	case says("READONLY"):
-		return "the server is a replica: check the failover"
-	case says("NOPERM"):
-		setting, _, _ := f.credentials()
-		return fmt.Sprintf("check the permissions of the user in %s", setting)
-	case unknown.Cert != nil || says("unknown authority"):
-		return fmt.Sprintf("check REDIS_TLS_CACERT, which is %q: it must have the issuer of the server's certificate", f.TLSCACert)
-	case says("x509: certificate has expired"):
-		return "renew the certificate of the server in " + f.setting("URL")
-	case says("x509: certificate is valid for", "doesn't contain any IP SANs", "x509: certificate is not valid for any names"):
-		return fmt.Sprintf("check %s: the server's certificate is for another name (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION leaves the name unchecked)", f.setting("URL"))
-	case says("tls: bad certificate", "certificate required", "tls: expired certificate", "tls: unknown certificate", "handshake failure"):
-		return fmt.Sprintf("check REDIS_TLS_CLIENT_CERT, which is %q: the server refuses it", f.TLSCert)
-	case says("sentinels specified in configuration are unreachable"):
-		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
-	case replied: // MOVED, CLUSTERDOWN, MISCONF, LOADING and others
-		return fmt.Sprintf("the server refuses commands: check its state, and %s, which is %q", f.setting("TYPE"), f.Type)
-	case f.secure() && settings.CutOff(text):
-		return fmt.Sprintf("check REDIS_TLS_CLIENT_CERT, which is %q: the server may refuse it", f.TLSCert)
-	}
-	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)
-	if says("i/o timeout", "deadline exceeded") { // so does a server without TLS, which waits for the end of a line
-		return "it or the network hangs. If no node reached it before, " + check
-	}
-	return check
+	return advice.On(text, f)
 }
