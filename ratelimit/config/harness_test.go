@@ -52,10 +52,3 @@ type changing struct {
 }
 
 func (c *changing) Read() ([]Text, error) { return []Text(c.Static), c.err }
-
-func (c *changing) set(texts ...string) {
-	c.Static = nil
-	for i, text := range texts {
-		c.Static = append(c.Static, Text{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
-	}
-}
