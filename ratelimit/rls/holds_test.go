@@ -2,8 +2,6 @@ package rls
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -12,83 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/local"
-	"github.com/sluice-gate/sluice/leasing/slots"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// A response that is an error costs nothing, unless it names a cost. Of others, on_unknown decides.
-func TestErrorsCostNothing(t *testing.T) {
-	f := holdFixtureOf(t, `
-domain: d
-descriptors: [{key: k, hold: {amount: 10}, rate_limit: {unit: year, requests_per_unit: 100}}]
-`)
-	for _, c := range []struct {
-		status uint64
-		cost   usage
-		left   ratelimit.Tokens
-	}{
-		{503, unsaid, 100},
-		{429, unsaid, 100},
-		{400, unsaid, 100},
-		{200, unsaid, 90},
-		{399, unsaid, 80},
-		{0, unsaid, 70}, // the client left before there was a response, or the gateway does not tell
-		{500, 3, 67},
-		{200, 3, 64},
-	} {
-		hold, over := f.takes(desc("k=a"))
-		if f.ends("k=a", hold, c.status, c.cost); over || f.left("k=a") != c.left {
-			t.Errorf("status %d, cost %d: %d are left, must be %d", c.status, c.cost, f.left("k=a"), c.left)
-		}
-	}
-	if n := f.holdsCounted("k"); n["failed"] != 3 || n["unknown"] != 3 || n["settled"] != 2 {
-		t.Errorf("counted %v", n)
-	}
-}
-
-// A quantile of the last costs is held: of the key, or where that is new, of the rule; at first the maximum.
-func TestHoldsAreLearned(t *testing.T) {
-	f := holdFixtureOf(t, `
-domain: d
-descriptors: [{key: learned, hold: {learned: 0.9, max: 60}, rate_limit: {unit: minute, requests_per_unit: 1000000}}]
-`)
-	held := func(key string) ratelimit.Tokens {
-		t.Helper()
-		before := f.left(key)
-		hold, over := f.takes(desc(key))
-		if over {
-			t.Fatal("refused")
-		}
-		n := before - f.left(key)
-		f.ends(key, hold, 0, unsaid)
-		return n
-	}
-	if n := held("learned=a"); n != 60 {
-		t.Errorf("before costs are known, %d are held", n)
-	}
-	for i := range 100 {
-		hold, _ := f.takes(desc("learned=a"))
-		f.ends("learned=a", hold, 0, usage(1+i%10))
-	}
-	if n := held("learned=a"); n != 10 {
-		t.Errorf("of costs from 1 to 10, %d are held", n)
-	}
-	if n := held("learned=b"); n != 10 {
-		t.Errorf("for another key, %d are held", n)
-	}
-	for range 100 {
-		hold, _ := f.takes(desc("learned=b"))
-		f.ends("learned=b", hold, 0, 500)
-	}
-	if n := held("learned=b"); n != 60 {
-		t.Errorf("of costs beyond the maximum, %d are held", n)
-	}
-	if n := held("learned=a"); n != 10 {
-		t.Errorf("a key with costs of its own holds %d", n)
-	}
-}
 
 // One instant names the windows of all budgets: this node's, moved into those that the ledger has charged. A budget
 // whose window has no instant in common with the others is left out, and so is one of a window that is not known.
@@ -126,7 +49,7 @@ func TestInstantOfAHold(t *testing.T) {
 	}
 }
 
-var shareSeeds = flag.Uint64("share-seeds", 2, "how many demands are played for each hold")
+var shareSeeds = flag.Uint64("share-seeds", 1, "how many demands are played for each hold")
 
 // At twice the demand and with a heavy tail, learned estimates use nearly all of the limit. One window may be over by
 // one long answer: over many, they use no more, and a higher quantile keeps each window within a hundredth. Beside
@@ -226,44 +149,6 @@ descriptors:
 			"more than 1 %%", c.name, len(all), 100*mean, 100*least, 100*most, beyond)
 		if t.Log(said); least < c.least || mean > c.mean || most > c.most {
 			t.Errorf("%s; must be from %.2f to %.2f, and %.2f in the mean", said, c.least, c.most, c.mean)
-		}
-	}
-}
-
-// deadSlots is a ledger that does not answer.
-type deadSlots struct{}
-
-func (deadSlots) Slots(_ context.Context, _ []account.SlotAsk, answers []account.SlotAnswer) {
-	for i := range answers {
-		answers[i].Err = errors.New("the store is down")
-	}
-}
-
-// What on_store_failure admits has a slot, too, by which it is given back: a node's part is for requests at once, and
-// not for those of hold_ttl.
-func TestSlotsWithoutAStore(t *testing.T) {
-	f := holdFixtureOf(t, `domain: d
-descriptors:
-  - {key: slots, rate_limit: {concurrency: 2, hold_ttl: 60s}}
-  - {key: open, coordination: {on_store_failure: open}, rate_limit: {concurrency: 2, hold_ttl: 60s}}
-`)
-	clock := func() ratelimit.Instant { return f.now }
-	limiter := slots.New(deadSlots{}, local.New(100, f.now, time.Unix(1_800_000_000, 0)), clock)
-	limiter.Nodes = func() int { return 1 }
-	f.limiter = limiter
-	for range 5 {
-		a, over := f.takes(desc("slots=a"))
-		b, overB := f.takes(desc("slots=a"))
-		if a == "" || b == "" || over || overB {
-			t.Fatalf("holds %q and %q, over %v and %v", a, b, over, overB)
-		}
-		if _, over := f.takes(desc("slots=a")); !over {
-			t.Fatal("three are in flight of two")
-		}
-		f.ends("slots=a", a, 0, unsaid)
-		f.ends("slots=a", b, 0, unsaid)
-		if hold, over := f.takes(desc("open=a")); hold == "" || over {
-			t.Fatalf("open: hold %q, over %v", hold, over)
 		}
 	}
 }
