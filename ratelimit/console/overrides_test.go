@@ -112,16 +112,6 @@ func TestOverridesAreAnsweredInFull(t *testing.T) {
 	})
 }
 
-// An entry without a value corrects nothing: most likely it was left out. An empty one is a value.
-func TestCorrectionsNeedAValue(t *testing.T) {
-	n := newOverridable(t)
-	for _, method := range []string{"GET /explain", "POST /admin/reset", "POST /admin/drop"} {
-		method, path, _ := strings.Cut(method, " ")
-		n.must(http.StatusBadRequest, `\"api_key\" is not key=value`, method, path+"?domain=edge&entry=api_key", "")
-		n.must(http.StatusOK, "", method, path+"?domain=edge&entry=api_key=", "")
-	}
-}
-
 // Nothing is answered without the token, and guesses of it are throttled, on every path; those are not logged.
 func TestChangesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
