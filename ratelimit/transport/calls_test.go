@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -142,6 +144,29 @@ func TestOnlyWorkIsInsideTheGate(t *testing.T) {
 		_ = s.WriteRSTStream(5, http2.ErrCodeCancel)
 		expect("a reset", 2)
 	})
+}
+
+// A shut gate refuses calls without their handler, more than a connection has streams and window for, and lets other
+// methods pass.
+func TestShutGateRefusesCalls(t *testing.T) {
+	o := others(answers(1))
+	o.Gate = gated(&inside{shut: true})
+	o.Methods[0].Answer = func(context.Context, []byte, []byte) ([]byte, error) { panic("it is called") }
+	conn := client(t, o, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+	call := func(method string) codes.Code {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		request := make([]byte, 400)
+		return status.Code(conn.Invoke(ctx, method, &request, new([]byte)))
+	}
+	for i := range 3000 {
+		if code := call("/x/Echo"); code != codes.Unavailable {
+			t.Fatalf("call %d: %v, must be unavailable", i, code)
+		}
+	}
+	if code := call("/x/Other"); code != codes.OK {
+		t.Errorf("another method: %v", code)
+	}
 }
 
 // Several parts of a decision may wait, each in a goroutine of its own: one other goroutine leads, and no more.
