@@ -53,18 +53,27 @@ func manyRules(n int) string {
 	return rules.String()
 }
 
-// scrape is what a scrape gets, which a parser must be able to read: each metric once, and each series once.
-func scrape(t testing.TB, c Collector) string {
+// answered is what a scrape gets.
+func answered(t testing.TB, c Collector) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(c)
 	w := httptest.NewRecorder()
 	c.Handler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	text := w.Body.String()
+	if w.Code != http.StatusOK {
+		t.Fatal(w.Code)
+	}
+	return w.Body.String()
+}
+
+// scrape is a page which a parser must be able to read: each metric once, and each series once.
+func scrape(t testing.TB, c Collector) string {
+	t.Helper()
+	text := answered(t, c)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil || w.Code != http.StatusOK {
-		t.Fatalf("%d %v", w.Code, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -166,11 +175,13 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c.WriteRules(io.Discard)
 }
 
+// Rules beyond MaxRules share the names of (other), with a mapping and without.
 func TestSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
 		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n")
 	c.Store.Rules().All()[MaxRules+1].Counters.BeyondBound.Add(1)
-	text := scrape(t, c)
+	c.Store.Rules().All()[MaxRules+1].Counters.TotalHits.Add(1)
+	text := answered(t, c)
 	for _, name := range []string{
 		"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{",
 		"sluice_decisions_total{",
@@ -187,6 +198,15 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 	if r := c.State(1).Rules[0]; r.Rule != ratelimit.OtherName || r.Beyond != 1 {
 		t.Errorf("for all of them the console shows %s with %d windows", r.Rule, r.Beyond)
+	}
+	mapped(t, &c)
+	text = answered(t, c)
+	const name = "\nratelimit_service_rate_limit_total_hits{"
+	if n := strings.Count(text, name); n != MaxRules+1 {
+		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+2)
+	}
+	if want := name + `domain="(other)",key1="(other)"} 1` + "\n"; !strings.Contains(text, want) {
+		t.Errorf("with a mapping, no %s", want)
 	}
 }
 
@@ -284,62 +304,42 @@ func TestNamesBeyondMaxRulesStay(t *testing.T) {
 
 // A server gets each increment once, also those of the time in which it was away.
 func TestStatsdMissesNothing(t *testing.T) {
-	var mu sync.Mutex
-	sums := map[string]int{} // of all that a server of statsd was sent
-	var conns []net.Conn
-	var l net.Listener
-	listen := func(addr string) {
-		on, err := net.Listen("tcp", addr)
+	sums := map[string]int{} // of all that the server was sent
+	serve := func(addr string) (net.Listener, func(name string, want int)) {
+		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l = on
-		go func() {
-			for conn, err := on.Accept(); err == nil; conn, err = on.Accept() {
-				mu.Lock()
-				conns = append(conns, conn)
-				mu.Unlock()
-				go func() {
-					for lines := bufio.NewScanner(conn); lines.Scan(); {
-						name, value, _ := strings.Cut(lines.Text(), ":")
-						value, kind, _ := strings.Cut(value, "|")
-						n, err := strconv.Atoi(value)
-						if kind == "c" && err != nil {
-							t.Errorf("line %q", lines.Text())
-						}
-						mu.Lock()
-						sums[name] += n
-						mu.Unlock()
-					}
-				}()
+		var conn net.Conn
+		var lines *bufio.Scanner
+		t.Cleanup(func() { l.Close() })
+		return l, func(name string, want int) {
+			t.Helper()
+			if conn == nil {
+				if conn, err = l.Accept(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { conn.Close() })
+				_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+				lines = bufio.NewScanner(conn)
 			}
-		}()
-	}
-	end := func() {
-		l.Close()
-		mu.Lock()
-		defer mu.Unlock()
-		for _, conn := range conns {
-			conn.Close()
-		}
-		conns = nil
-	}
-	until := func(name string, want int) {
-		t.Helper()
-		is := 0
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			mu.Lock()
-			is = sums[name]
-			mu.Unlock()
-			if is == want {
-				return
+			for sums[name] != want {
+				if want < 0 || !lines.Scan() {
+					conn.Close()
+					return
+				}
+				of, value, _ := strings.Cut(lines.Text(), ":")
+				value, kind, _ := strings.Cut(value, "|")
+				n, err := strconv.Atoi(value)
+				if kind == "c" && err != nil {
+					t.Errorf("line %q", lines.Text())
+				}
+				sums[of] += n
 			}
 		}
-		t.Fatalf("%s is %d, want %d", name, is, want)
 	}
-	listen("127.0.0.1:0")
-	defer end()
-	addr := l.Addr().String()
+	l, until := serve("127.0.0.1:0")
+	var mu sync.Mutex
 	count := map[string]uint64{"a": 3, "b": 0, "always": 0}
 	set := func(name string, n uint64) {
 		mu.Lock()
@@ -348,7 +348,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 	}
 	failed := make(chan error, 1000)
 	s := &Statsd{
-		Addr: addr, Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
+		Addr: l.Addr().String(), Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
 		Counters: func(each func(string, uint64)) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -360,30 +360,34 @@ func TestStatsdMissesNothing(t *testing.T) {
 		Gauges: func(func(string, uint64)) {}, Latency: NewLatency(InSeconds),
 		OnError: func(err error) { failed <- err },
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Run(ctx)
-	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(ctx) })
 	const tags = ".__env=prod.__zone=eu_1_2"
-	until("a"+tags, 3)
+	expect := func(name string, want int) {
+		t.Helper()
+		if until(name+tags, want); sums[name+tags] != want {
+			t.Errorf("%s is %d, want %d", name, sums[name+tags], want)
+		}
+	}
+	expect("a", 3)
 	set("a", 5)
-	until("a"+tags, 5)
-	end()
+	expect("a", 5)
+	l.Close()
+	until("", -1)
 	// What is under way while the connection breaks may be lost. From the first error on, nothing is.
-	if err := <-failed; !strings.Contains(err.Error(), addr) {
+	if err := <-failed; !strings.Contains(err.Error(), s.Addr) {
 		t.Errorf("an error that does not say where: %v", err)
 	}
 	set("a", 9)
 	set("b", 2)
-	listen(addr)
-	until("a"+tags, 9)
-	until("b"+tags, 2)
+	_, until = serve(s.Addr)
+	expect("a", 9)
+	expect("b", 2)
 	set("b", 7)
 	cancel()
-	<-done
-	until("b"+tags, 7) // the last is sent at the end
+	expect("b", 7) // the last is sent at the end
+	running.Wait()
 }
 
 // BenchmarkScrape is a scrape of 10,000 rules.
@@ -501,23 +505,6 @@ mappings:
 		if strings.Contains(text, not) {
 			t.Errorf("there is %s in\n%s", not, text)
 		}
-	}
-}
-
-// Rules beyond MaxRules share the names of (other).
-func TestMappedSeriesAreBounded(t *testing.T) {
-	c := collector(t, manyRules(MaxRules+2))
-	mapped(t, &c)
-	for _, r := range c.Store.Rules().All() {
-		r.Counters.TotalHits.Add(1)
-	}
-	text := scrape(t, c)
-	const name = "\nratelimit_service_rate_limit_total_hits{"
-	if n := strings.Count(text, name); n != MaxRules+1 {
-		t.Errorf("%d series", n)
-	}
-	if want := name + `domain="(other)",key1="(other)"} 2` + "\n"; !strings.Contains(text, want) {
-		t.Errorf("no %s", want)
 	}
 }
 
