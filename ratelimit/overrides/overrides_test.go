@@ -327,21 +327,6 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func BenchmarkDecide(b *testing.B) {
-	for name, n := range map[string]*node{"empty": newNode(b, rules), "full": full(b, 100)} {
-		n.NodeLimiter = nothing{}
-		b.Run(name, func(b *testing.B) {
-			b.RunParallel(func(pb *testing.PB) {
-				asks := []ratelimit.Ask{n.ask(ratelimit.Spend, "fixed", "customer-000007")}
-				verdicts := make([]ratelimit.Verdict, 1)
-				for pb.Next() {
-					n.Decide(context.Background(), 1, asks, verdicts)
-				}
-			})
-		})
-	}
-}
-
 // recorder notes the rules that it is asked under.
 type recorder struct {
 	ratelimit.NodeLimiter

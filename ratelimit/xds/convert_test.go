@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -263,48 +264,32 @@ func FuzzResource(f *testing.F) {
 
 // Resources of 2 MB that would become hundreds are refused before they are built, by an error that fits a line.
 func TestHostileResources(t *testing.T) {
-	// deepDescriptor is descriptors in one another.
-	deepDescriptor := func(depth int, innermost []byte) []byte {
-		b := innermost
-		for range depth {
-			b = nest(4, b)
+	// within puts a message into others, as these fields.
+	within := func(b []byte, fields ...protowire.Number) []byte {
+		for _, field := range slices.Backward(fields) {
+			b = nest(field, b)
 		}
-		return nest(3, b)
+		return b
 	}
 	const size = 2 << 20
-	value := nest(6, nil)
-	for range 300 {
-		value = nest(6, nest(1, value))
-	}
+	empties := func(field protowire.Number) []byte { return repeat(nest(field, nil), size/2) }
+	deep := slices.Repeat([]protowire.Number{4}, 10_000)
+	values := slices.Repeat([]protowire.Number{6, 1}, 300)
 	for name, c := range map[string]struct {
 		resource []byte
 		want     string
 	}{
-		"empty descriptors": {
-			repeat(nest(3, nil), size/2),
-			"the push holds more than 250000 descriptors, limits and values of metadata",
-		},
-		"empty below one": {nest(3, repeat(nest(4, nil), size/2)), "raise MAX_MEMORY"},
-		"limits":          {nest(3, repeat(nest(3, nil), size/2)), "raise MAX_MEMORY"},
-		"replacements":    {nest(3, nest(3, repeat(nest(5, nil), size/2))), "raise MAX_MEMORY"},
-		"metadata": {
-			nest(3, nest(metadataField, repeat(nest(1, nil), size/2))),
-			"raise MAX_MEMORY",
-		},
-		"lists in metadata": {nest(3, nest(metadataField,
-			nest(1, nest(2, nest(6, repeat(nest(1, nil), size/2)))))), "raise MAX_MEMORY"},
-		"deep descriptors": {deepDescriptor(10_000, nil), "nested more than 208 deep"},
-		"deep metadata": {
-			nest(3, nest(metadataField, nest(1, nest(2, value)))),
-			"nested more than 208 deep",
-		},
-		"descriptors, 100 deep": {deepDescriptor(99, nil), "nested deeper than 200: use fewer rules, or fewer levels"},
-		"wide": {
-			repeat(nest(3, nil), 80_000),
-			"all files together have more than 50000 descriptors, from this one on",
-		},
+		"empty descriptors": {empties(3), "the push holds more than 250000 descriptors, limits and values of metadata"},
+		"empty below one":   {within(empties(4), 3), "raise MAX_MEMORY"},
+		"limits":            {within(empties(3), 3), "raise MAX_MEMORY"},
+		"replacements":      {within(empties(5), 3, 3), "raise MAX_MEMORY"},
+		"metadata":          {within(empties(1), 3, metadataField), "raise MAX_MEMORY"},
+		"lists in metadata": {within(empties(1), 3, metadataField, 1, 2, 6), "raise MAX_MEMORY"},
+		"deep descriptors":  {nest(3, within(nil, deep...)), "nested more than 208 deep"},
+		"deep metadata":     {within(within(nil, values...), 3, metadataField, 1, 2), "nested more than 208 deep"},
+		"wide":              {repeat(nest(3, nil), 80_000), "more than 50000 descriptors, from this one on"},
 		"wide below deep": {
-			deepDescriptor(95, repeat(nest(4, nil), 80_000)),
+			nest(3, within(repeat(nest(4, nil), 80_000), deep[:95]...)),
 			"as a file it exceeds 8388608 bytes: use fewer rules",
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
