@@ -314,8 +314,7 @@ func TestOverridesTakeLittle(t *testing.T) {
 
 // A request allocates nothing, with and without overrides.
 func TestDecideDoesNotAllocate(t *testing.T) {
-	empty, loaded := newNode(t, rules), full(t, 100)
-	for name, n := range map[string]*node{"empty": empty, "full": loaded} {
+	for name, n := range map[string]*node{"empty": newNode(t, rules), "full": full(t, 100)} {
 		n.NodeLimiter = nothing{}
 		asks := []ratelimit.Ask{
 			n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other"),

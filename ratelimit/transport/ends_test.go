@@ -343,7 +343,7 @@ func TestIdleFramesOfHonestCallers(t *testing.T) {
 		s.head(1, false, ordinary("/x/Talk")...)
 		for range 10_000 { // a stream of reports, and 50 pings a second
 			time.Sleep(20 * time.Millisecond)
-			if err := s.says("data 1 <some_report>; raw PING 0 0 12345678"); err != nil {
+			if err := s.says("data 1 <a_report_of_more_than_thirty-two_bytes>; raw PING 0 0 12345678"); err != nil {
 				t.Fatalf("reports and pings: %v", err)
 			}
 			synctest.Wait()
