@@ -20,7 +20,7 @@ import (
 )
 
 // What people read of a key is as testdata/explain.txt has it: what the next request gets, and the sentence for a
-// customer, which has the usage, when a request passes, and whether retries extend that.
+// customer. The sentence has the usage, when a request passes, and whether retries extend that.
 func TestExplanations(t *testing.T) {
 	rules := ""
 	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, in *datadriven.TestData) string {

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
-// Pushes become the texts and rules of testdata/pushes.txt. The same rules are in force from the push, from a directory
-// with its texts, and from the copy that a node has kept of it, or each source refuses them by the same bound.
+// Pushes become the texts and rules of testdata/pushes.txt. The sources are the push, a directory with its texts, and the
+// copy that a node has kept of it. From each, the same rules are in force, or the same bound refuses them.
 func TestSourcesAgree(t *testing.T) {
 	// newer gives descriptors the fields that the published types lack.
 	var newer func(all []*rlsconf.RateLimitDescriptor, said any)
