@@ -392,22 +392,18 @@ func TestSchemaHasEveryField(t *testing.T) {
 			t.Errorf("%s: -fields +schema\n%s", what, diff)
 		}
 	}
-	var fields []string
-	for _, name := range ratelimit.CoordinationFields {
-		of, name, lease := strings.Cut(name, ".")
-		at := coordination.Properties[of]
-		if lease && at != nil {
-			at = at.Properties[name]
+	var settings []string // of coordination
+	for name, p := range coordination.Properties {
+		for _, of := range names(p) {
+			settings = append(settings, name+"."+of)
 		}
-		if at == nil {
-			t.Errorf("the schema has no %s.%s", of, name)
-		}
-		if !slices.Contains(fields, of) {
-			fields = append(fields, of)
+		if len(p.Properties) == 0 {
+			settings = append(settings, name)
 		}
 	}
-	if len(fields) != len(coordination.Properties) {
-		t.Errorf("coordination has %v, and the schema %v", fields, names(coordination))
+	slices.Sort(settings)
+	if diff := cmp.Diff(slices.Sorted(slices.Values(ratelimit.CoordinationFields)), settings); diff != "" {
+		t.Errorf("coordination: -fields +schema\n%s", diff)
 	}
 }
 
