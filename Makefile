@@ -143,7 +143,7 @@ OUTAGES ?= 1000
 KILLS ?= 10
 troubles: deps ## things that go wrong, with real processes: the console and top name each, and no other, within a minute
 	$(GO) test -count=1 -v -run '^TestTroubles$$|^TestOutageShowsItsHighestWindow$$' ./cmd/sluice
-	$(GO) test -count=1 -v -run '^TestErrorsCostNothing$$' ./ratelimit/rls
+	$(GO) test -count=1 -v -run '^TestEachRequestGetsItsAnswer$$' ./ratelimit/rls
 
 exercise: deps ## keep the troubles, for half an hour each, for people who resolve them with the pages alone: .cache/exercise
 	mkdir -p .cache/exercise

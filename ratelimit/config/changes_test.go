@@ -3,10 +3,8 @@ package config
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -20,13 +18,17 @@ import (
 )
 
 // "before" has rules, and a "change" of them what is replaced, and by what. With effects, each says what becomes of
-// tokens that were spent.
+// tokens that were spent. In "budgets", each line is a change: the key tells whether a budget goes on, and so do its
+// effects. All settings of a rule are among them.
 func TestChanges(t *testing.T) {
-	before := ""
+	before, tried := "", map[string]bool{}
 	datadriven.RunTest(t, "testdata/changes.txt", func(t *testing.T, in *datadriven.TestData) string {
 		if in.Cmd == "before" {
 			before = in.Input
 			return ""
+		}
+		if in.Cmd == "budgets" {
+			return budgets(t, before, in.Input, tried)
 		}
 		from, to, _ := strings.Cut(in.Input, "\n==\n")
 		times := 1
@@ -52,13 +54,49 @@ func TestChanges(t *testing.T) {
 			fmt.Fprintln(&out, cmp.Or(Renamed(changes), "no renames"))
 			var log bytes.Buffer
 			logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
-			fmt.Fprintln(&out, strings.Count(log.String(), "event=rules_renamed"), "logged")
+			fmt.Fprintf(&out, "%d logged, of %d lines\n", strings.Count(log.String(), "event=rules_renamed"),
+				strings.Count(log.String(), "\n"))
 		}
 		if same := rules.Fingerprint() == old.Fingerprint(); same != (len(changes) == 0) {
 			t.Errorf("the same fingerprint: %t", same)
 		}
 		return out.String()
 	})
+	for _, s := range mustParse(t, before).spots() {
+		for _, f := range s.fields {
+			if s.ruled && !tried[f.Name] {
+				t.Errorf("testdata/changes.txt changes no budget's %s", f.Name)
+			}
+		}
+	}
+}
+
+func budgets(t *testing.T, before, changes string, tried map[string]bool) string {
+	key := func(r *Rules) string {
+		_, key := r.Domain("d").Match([]Entry{{"k", "v1"}}, nil)
+		return string(key)
+	}
+	var out strings.Builder
+	for line := range strings.SplitSeq(changes, "\n") {
+		from, to, _ := strings.Cut(line, " => ")
+		old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, 1))
+		for _, change := range Changes(old, rules) {
+			goesOn := "goes on"
+			if key(old) != key(rules) {
+				goesOn = "begins anew"
+			}
+			for _, e := range EffectsOf(&change) {
+				for _, f := range change.Fields {
+					tried[f.Field] = tried[f.Field] || slices.Contains(e.Fields, f.Field)
+				}
+				if e.Anew != (goesOn != "goes on") && !slices.Contains(e.Fields, "unlimited") {
+					t.Errorf("%s: the budget %s, and Effects says otherwise", line, goesOn)
+				}
+			}
+			fmt.Fprintf(&out, "%s: it %s\n", change.What(), goesOn)
+		}
+	}
+	return out.String()
 }
 
 // There are changes if and only if the fingerprints differ; without any, every request is decided alike.
@@ -137,156 +175,6 @@ func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
 			t.Fatalf("no changes, and other decisions\n%s\n%s", texts[0], texts[1])
 		}
 	})
-}
-
-// Whether a budget goes on or counts anew is a matter of its key, and Effects says it.
-func TestEffectsSayWhichBudgetsGoOn(t *testing.T) {
-	const before = `domain: d
-descriptors:
-- key: k
-  value: v*
-  algorithm: token_bucket
-  rate_limit: {unit: day, requests_per_unit: 100}
-`
-	texts := map[string]string{
-		"requests_per_unit": strings.Replace(before, "100", "50", 1),
-		"burst":             strings.Replace(before, "  rate", "  burst: 7\n  rate", 1),
-		"unit_multiplier":   strings.Replace(before, "unit: day", "unit: day, unit_multiplier: 2", 1),
-		"unit":              strings.Replace(before, "day", "hour", 1),
-		"algorithm":         strings.Replace(before, "token_bucket", "fixed_window", 1),
-		"share_threshold":   strings.Replace(before, "  rate", "  share_threshold: true\n  rate", 1),
-	}
-	for field, text := range map[string]string{
-		"mode": "approx", "lease.size": "9",
-		"reclaim": "eager", "drift_budget": "3%", "max_nodes": "3", "check_timeout": "3ms",
-		"store_deadline":   "9ms",
-		"on_store_failure": "open", "on_deny": "charge", "audit": "true",
-	} {
-		setting := field + ": " + text
-		if name, of := strings.CutPrefix(field, "lease."); of {
-			setting = "lease: {" + name + ": " + text + "}"
-		}
-		texts[field] = strings.Replace(before, "  rate", "  coordination: {"+setting+"}\n  rate", 1)
-	}
-	for _, flag := range []string{"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric"} {
-		texts[flag] = strings.Replace(before, "  rate", "  "+flag+": true\n  rate", 1)
-	}
-	texts["max_override"] = strings.Replace(before, "  rate", "  max_override: 900\n  rate", 1)
-	texts["hold"] = strings.Replace(before, "  rate", "  hold: {amount: 3, on: [0]}\n  rate", 1)
-	texts["metadata"] = strings.Replace(before, "  rate", "  metadata: {a: 1}\n  rate", 1)
-	texts["name"] = strings.Replace(before, "{unit", "{name: n, unit", 1)
-	texts["replaces"] = strings.Replace(before, "{unit", "{replaces: [{name: n}], unit", 1)
-	texts["unlimited"] = strings.Replace(before, "{unit: day, requests_per_unit: 100}", "{unlimited: true}", 1)
-	month := strings.NewReplacer("token_bucket", "fixed_window",
-		"unit: day", "unit: month, billing: {day: 15, time_zone: Asia/Tokyo}")
-	texts["billing.day"], texts["billing.time_zone"] = month.Replace(before), month.Replace(before)
-	key := func(text string) []byte {
-		_, key := mustParse(t, text).Domain("d").Match([]Entry{{"k", "v1"}}, nil)
-		return key
-	}
-	var placed []string // the names of all settings that a change may be of
-	for _, s := range mustParse(t, before).spots() {
-		for _, f := range s.fields {
-			if s.ruled {
-				placed = append(placed, f.Name)
-			}
-		}
-	}
-	for _, f := range placed {
-		text, ok := texts[f]
-		if !ok {
-			t.Errorf("%s is not tried here", f)
-			continue
-		}
-		found := false
-		for _, change := range Changes(mustParse(t, before), mustParse(t, text)) {
-			for _, e := range EffectsOf(&change) {
-				if !slices.Contains(e.Fields, f) {
-					continue // burst follows requests_per_unit, unlimited has no unit
-				}
-				found = true
-				if anew := !bytes.Equal(key(before), key(text)); anew != e.Anew && f != "unlimited" {
-					t.Errorf("%s: counts anew: %t, and Effects says %t", f, anew, e.Anew)
-				}
-			}
-		}
-		if !found {
-			t.Errorf("%s: no effect is known of\n%s", f, text)
-		}
-	}
-}
-
-// A store says which rules are in force since when, what is wrong with what is newer, and logs what a load has changed.
-func TestStatus(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "rules.yaml")
-	write := func(text string) { writeFile(t, path, text) }
-	var log bytes.Buffer
-	s := NewStore(&Tree{Path: path}, options(), slog.New(slog.NewTextHandler(&log, nil)))
-	if (s.Status() != Status{}) {
-		t.Errorf("before the first load: %+v", s.Status())
-	}
-	begun := time.Now()
-	write(goodFile)
-	if err := s.Load(); err != nil {
-		t.Fatal(err)
-	}
-	first := s.Status()
-	if !first.Good || first.Source != path || first.Fingerprint != s.Rules().Fingerprint() ||
-		len(first.Fingerprint) != 12 || first.Loaded.Before(begun) || first.Error != "" ||
-		strings.Contains(log.String(), "rule_changed") {
-		t.Errorf("after the first: %+v\n%s", first, log.String())
-	}
-	write("domain: [\n")
-	for range 2 { // looking again changes nothing
-		if err := s.Load(); err == nil {
-			t.Fatal("bad rules were loaded")
-		}
-		bad := s.Status()
-		if bad.Good || !strings.Contains(bad.Error, "rules.yaml:1: ") || bad.Failed.Before(begun) ||
-			bad.Fingerprint != first.Fingerprint || bad.Loaded != first.Loaded {
-			t.Errorf("with a bad file: %+v", bad)
-		}
-	}
-	s.Refuse(errors.New("a push"))
-	if got := s.Status(); got.Good || got.Error != "a push" {
-		t.Errorf("after a push that could not be read: %+v", got)
-	}
-	write(strings.Replace(goodFile, "unit: 7", "unit: 30", 1))
-	if err := s.Load(); err != nil {
-		t.Fatal(err)
-	}
-	if got := s.Status(); !got.Good || got.Error != "" || !got.Failed.IsZero() || got.Fingerprint == first.Fingerprint {
-		t.Errorf("once it is mended: %+v", got)
-	}
-	want := `event=rule_changed rule=d.k change="requests_per_unit 7 -> 30"`
-	if strings.Count(log.String(), "rule_changed") != 1 || !strings.Contains(log.String(), want) {
-		t.Errorf("no %s in\n%s", want, log.String())
-	}
-	s.Refuse(errors.New("a push"))
-	if err := s.Load(); err != nil || !s.Status().Good {
-		t.Errorf("the same good rules again, after a push that could not be read: %v, %+v", err, s.Status())
-	}
-}
-
-// Many changes are logged in part, and counted.
-func TestManyChangesAreLoggedInPart(t *testing.T) {
-	var log bytes.Buffer
-	changes := make([]Change, 25)
-	for i := range changes {
-		changes[i] = Change{Rule: fmt.Sprintf("d.k%d", i), Kind: Added, Limit: "1 per day"}
-	}
-	logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
-	if n := strings.Count(log.String(), "\n"); n != logged+1 || !strings.Contains(log.String(), "more=5") {
-		t.Errorf("%d lines:\n%s", n, log.String())
-	}
-	changes = nil
-	for i := range 100 {
-		changes = append(changes, Change{Rule: fmt.Sprint("d.a", i), Kind: Removed, Limit: "1 per day"},
-			Change{Rule: fmt.Sprint("d.b", i), Kind: Added, Limit: "1 per day"})
-	}
-	if got := Renamed(changes); !strings.Contains(got, "100 (such as d.a0 -> d.b0, d.a1 -> d.b1, d.a2 -> d.b2).") {
-		t.Error(got)
-	}
 }
 
 // Defaults of the server count, and the names of files do not.
@@ -370,15 +258,5 @@ func changed(v reflect.Value) {
 		v.Set(reflect.Append(v, reflect.New(v.Type().Elem()).Elem()))
 	default:
 		v.Set(reflect.ValueOf(map[string]any{"a": "b"}))
-	}
-}
-
-// share_threshold is in the place of a rule.
-func TestFingerprintHasSharedLimits(t *testing.T) {
-	text := "{domain: d, descriptors: [{key: k, value: a*, share_threshold: %v, " +
-		"rate_limit: {unit: day, requests_per_unit: 1}}]}"
-	shared, alone := mustParse(t, fmt.Sprintf(text, true)), mustParse(t, fmt.Sprintf(text, false))
-	if shared.Fingerprint() == alone.Fingerprint() || len(Changes(shared, alone)) == 0 {
-		t.Error("share_threshold is not compared")
 	}
 }

@@ -1,93 +1,129 @@
 package config
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A poisoned file costs its own reload, and that of the other files: rules are replaced as a whole
-// or not at all. After its correction, all changes count.
-func TestPoisonedFileCostsItsReload(t *testing.T) {
-	source := &changing{}
-	source.set(goodFile)
-	s := newStore(source)
-	if err := s.Load(); err != nil {
-		t.Fatal(err)
-	}
-	before := s.Rules()
-	for i, poison := range []string{
-		strings.Repeat("[", 45<<10), strings.Repeat("? ", 500<<10),
-		strings.Repeat("-\n", 1<<20), "domain: \xff",
-	} {
-		source.set(strings.Replace(goodFile, "7", "8", 1), poison)
-		if err := s.Load(); err == nil {
-			t.Fatalf("poison %d was loaded", i)
+// Rules are replaced as a whole or not at all, and a node starts with the copy of what was good last, as
+// testdata/store.txt has it. "is" says what the files are from now on, with | between two, where a number is a good
+// file with that limit, and <X>*N is N times X.
+func TestRulesAreReplacedAsAWhole(t *testing.T) {
+	many := regexp.MustCompile(`(?s)<(.*?)>\*(\d+)`)
+	unpack := func(text string) string {
+		if _, err := strconv.Atoi(text); err == nil {
+			return strings.Replace(goodFile, "7", text, 1)
 		}
-		if _, failed := s.Loads(); s.Rules() != before || failed != uint64(i+1) {
-			t.Errorf("poison %d: rules replaced: %t, %d failed loads", i, s.Rules() != before, failed)
+		text, err := strconv.Unquote(`"` + strings.ReplaceAll(text, `"`, `\"`) + `"`)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return many.ReplaceAllStringFunc(text, func(x string) string {
+			parts := many.FindStringSubmatch(x)
+			n, _ := strconv.Atoi(parts[2])
+			return strings.Repeat(parts[1], n)
+		})
 	}
-	source.set(strings.Replace(goodFile, "7", "8", 1))
-	if err := s.Load(); err != nil || s.Rules().All()[0].Limit.Requests != 8 {
-		t.Errorf("after it was mended: %v", err)
-	}
+	datadriven.RunTest(t, "testdata/store.txt", func(t *testing.T, in *datadriven.TestData) string {
+		source, path := &changing{}, filepath.Join(t.TempDir(), "copy")
+		var out strings.Builder
+		var log bytes.Buffer
+		var s *Store
+		start := func() {
+			o := options()
+			in.MaybeScanArgs(t, "all", &o.Caps.TotalBytes)
+			s = NewStore(source, o, slog.New(slog.NewTextHandler(&log, nil)))
+			if err := s.KeepLastGood(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start()
+		var last Status
+		says := func(err error) {
+			is, limit := s.Status(), ratelimit.Tokens(0)
+			for _, r := range s.Rules().All() {
+				limit = r.Limit.Requests
+			}
+			loaded, failed := s.Loads()
+			said := strings.NewReplacer(path, "COPY", "\n", " / ").Replace(fmt.Sprint(err))
+			fmt.Fprintf(&out, "limit %d; good %t, of the copy %t; %d loads, %d failed; %.150s\n", limit, is.Good,
+				is.FromCopy, loaded, failed, said)
+			right := is.Fingerprint == s.Rules().Fingerprint() && is.Good == (is.Error == "")
+			if !right || is.Good != is.Failed.IsZero() {
+				t.Errorf("it says %+v", is)
+			}
+			if is.Fingerprint == last.Fingerprint && is.Loaded != last.Loaded {
+				t.Errorf("the same rules are said to be in force since %v, and before since %v", is.Loaded, last.Loaded)
+			}
+			last = is
+			if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o55 != 0 {
+				t.Errorf("the copy has the permissions %v", info.Mode())
+			}
+			if _, err := os.Stat(path + newCopy); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a file is left over: %v", err)
+			}
+		}
+		for line := range strings.SplitSeq(in.Input, "\n") {
+			cmd, text, _ := strings.Cut(line, " ")
+			switch cmd {
+			case "is":
+				source.Static, source.err = nil, nil
+				for i, part := range strings.Split(text, " | ") {
+					f := Text{Name: fmt.Sprintf("f%d", i), Data: []byte(unpack(part))}
+					source.Static = append(source.Static, f)
+				}
+				says(s.Load())
+			case "again":
+				says(s.Load())
+			case "gone":
+				source.err = os.ErrNotExist
+				says(s.Load())
+			case "refuse":
+				s.Refuse(errors.New(text))
+				says(nil)
+			case "copy": // its permissions, and its content
+				mode, text, _ := strings.Cut(text, " ")
+				bits, _ := strconv.ParseUint(mode, 8, 32)
+				err := os.WriteFile(path, []byte(unpack(text)), 0o600)
+				if err := errors.Join(err, os.Chmod(path, os.FileMode(bits))); err != nil {
+					t.Fatal(err)
+				}
+			case "fallback":
+				says(s.LoadLastGood(errors.New(text)))
+			case "restart":
+				start()
+				last = Status{}
+				says(s.LoadLastGood(s.Load()))
+			case "log":
+				for line := range strings.Lines(log.String()) {
+					if _, of, ok := strings.Cut(line, "event=rule_changed "); ok {
+						out.WriteString(of)
+					}
+				}
+			}
+		}
+		return out.String()
+	})
 }
-
-// The copy on disk is what was good last, private, and good enough to start with.
-func TestLastGood(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "last-good")
-	source := &changing{}
-	source.set(goodFile)
-	s := newStore(source)
-	if err := errors.Join(s.KeepLastGood(path), s.Load()); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Fatalf("%v %v", info, err)
-	}
-	source.set("[")
-	if err := s.Load(); err == nil {
-		t.Fatal("nonsense was loaded")
-	}
-	if _, err := os.Stat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file is left over: %v", err)
-	}
-	source.err = os.ErrNotExist
-	again := newStore(source)
-	if err := errors.Join(again.KeepLastGood(path), again.LoadLastGood(again.Load())); err != nil {
-		t.Fatal(err)
-	}
-	in := func() ratelimit.Tokens { return again.Rules().All()[0].Limit.Requests }
-	if loaded, _ := again.Loads(); loaded != 0 || in() != 7 || !again.Status().FromCopy {
-		t.Errorf("from the copy: %d, %d loads, %+v", in(), loaded, again.Reloads())
-	}
-	source.err = nil
-	source.set(strings.Replace(goodFile, "7", "9", 1))
-	if err := again.Load(); err != nil || in() != 9 || again.Status().FromCopy {
-		t.Errorf("the source's return: %v", err)
-	}
-	if err := again.LoadLastGood(errTest); !errors.Is(err, errTest) || in() != 9 {
-		t.Errorf("the copy replaced rules: %v", err)
-	}
-}
-
-var errTest = errors.New("a reason")
 
 // The copy replaces no file of rules, also if there is only one, and the copy is named like it.
 func TestCopyReplacesNoRules(t *testing.T) {
@@ -114,46 +150,12 @@ func TestCopyReplacesNoRules(t *testing.T) {
 	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "copy")), s.Load()); err != nil {
 		t.Errorf("a copy in the directory of a single file: %v", err)
 	}
-}
-
-// A copy that is damaged, too large, of another version, writable by others, or
-// of bad rules is refused with both reasons, and starts nothing.
-func TestBadCopies(t *testing.T) {
-	for name, c := range map[string]struct {
-		text string
-		mode os.FileMode
-		want string
-	}{
-		"cut off":   {`{"sluice_last_good":1,"files":[{"na`, 0o600, "is not a copy of rules"},
-		"other":     {`{"sluice_last_good":2}`, 0o600, "has sluice_last_good 2, and this version reads 1: remove it"},
-		"writable":  {`{"sluice_last_good":1}`, 0o622, "other users can write it"},
-		"bad rules": {`{"sluice_last_good":1,"files":[{"name":"f","data":"Ww=="}]}`, 0o600, "are bad, too"},
-		"too large": {strings.Repeat(" ", 2<<20), 0o600, "it is not a copy of rules within the caps on rules"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "copy")
-			if err := errors.Join(os.WriteFile(path, []byte(c.text), 0o600), os.Chmod(path, c.mode)); err != nil {
-				t.Fatal(err)
-			}
-			o := options()
-			o.Caps.TotalBytes = 1000
-			s := NewStore(Static{{Name: "f", Data: []byte("[")}}, o, slog.New(slog.DiscardHandler))
-			if err := s.KeepLastGood(path); err != nil {
-				t.Fatal(err)
-			}
-			err := s.LoadLastGood(errTest)
-			if !errors.Is(err, errTest) || !strings.Contains(err.Error(), c.want) || s.Rules() != nil {
-				t.Errorf("%v", err)
-			}
-		})
-	}
-	dir := t.TempDir()
-	if err := newStore(&Tree{Path: dir}).KeepLastGood(filepath.Join(dir, "copy")); err == nil {
+	if err := newStore(&Tree{Path: linked}).KeepLastGood(filepath.Join(linked, "copy")); err == nil {
 		t.Error("a copy among the rules")
 	}
-	s := newStore(Static{{Name: "f", Data: []byte(goodFile)}})
-	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load()); err != nil ||
-		s.Reloads().CopyErrors != 1 {
+	s = newStore(Static{{Name: "f", Data: []byte(goodFile)}})
+	err = errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load())
+	if err != nil || s.Reloads().CopyErrors != 1 {
 		t.Errorf("a copy that cannot be written: %v, %+v", err, s.Reloads())
 	}
 }
@@ -258,6 +260,7 @@ func TestRulesReloadWithoutEvents(t *testing.T) {
 	})
 }
 
+// A tree's files are read once each, whatever links there are, and no further than the bounds allow.
 func TestTree(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) { writeFile(t, filepath.Join(dir, name), text) }
@@ -276,6 +279,7 @@ func TestTree(t *testing.T) {
 	}
 	write("sub/deep/b", "b")
 	write(".hidden", "h")
+	write("long", "123")
 	names := func(tree *Tree) (names []string) {
 		texts, err := tree.Read()
 		if err != nil {
@@ -287,53 +291,29 @@ func TestTree(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(&Tree{Path: dir})); d != "" {
+	if d := cmp.Diff([]string{".hidden", "a.yaml", "long", "sub/deep/b"}, names(&Tree{Path: dir})); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(&Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
+	if d := cmp.Diff([]string{"a.yaml", "long", "sub/deep/b"}, names(&Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
 		t.Error(d)
 	}
 	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
 		t.Error(d)
 	}
+	for _, x := range []struct {
+		tree Tree
+		want string
+	}{
+		{Tree{Path: filepath.Join(dir, "sub"), Caps: Caps{Files: 1}}, "more than 2 names of files and directories"},
+		{Tree{Path: filepath.Join(dir, "long"), Caps: Caps{FileBytes: 2}}, "split it into several files"},
+	} {
+		if _, err := x.tree.Read(); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("a tree with %+v is read: %v", x.tree.Caps, err)
+		}
+	}
 	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
 	if _, err := swapped.Read(); err == nil || !swapped.changed() {
 		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
-	}
-}
-
-// A tree is not read further than the bounds allow.
-func TestTreeIsBounded(t *testing.T) {
-	dir := t.TempDir()
-	for file, text := range map[string]string{"a": "123", "b/c": "456", "b/d/e/f": ""} {
-		writeFile(t, filepath.Join(dir, file), text)
-	}
-	for _, c := range []struct {
-		path string
-		caps Caps
-		want string // "": all is read
-	}{
-		{"", Caps{FileBytes: 2}, "it exceeds 2 bytes: split it into several files"},
-		{"a", Caps{FileBytes: 2}, "split it into several files"},
-		{"", Caps{TotalBytes: 5}, "with it all files have 6 bytes, and the maximum is 5: use fewer rules, or raise"},
-		{"b", Caps{Files: 1}, "more than 2 names of files and directories"},
-		{"", Caps{Files: 3, FileBytes: 3, TotalBytes: 6}, ""},
-	} {
-		texts, err := (&Tree{Path: filepath.Join(dir, c.path), Caps: c.caps}).Read()
-		switch {
-		case c.want == "" && (err != nil || len(texts) != 3):
-			t.Errorf("%v, %v", texts, err)
-		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
-			t.Errorf("%+v: %v, want %q", c.caps, err, c.want)
-		}
-	}
-	many := t.TempDir()
-	for _, name := range []string{"a", "b", "c"} {
-		writeFile(t, filepath.Join(many, name), "")
-	}
-	if _, err := (&Tree{Path: many, Caps: Caps{Files: 2}}).Read(); err == nil ||
-		!strings.Contains(err.Error(), "the maximum is 2 files: join some") {
-		t.Errorf("of three files: %v", err)
 	}
 }
 
@@ -361,3 +341,45 @@ func TestOnlyRulesInUseAreWatched(t *testing.T) {
 		t.Errorf("watched are -want +got\n%s", diff)
 	}
 }
+
+const goodFile = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 7}\n"
+
+func options() Options { return Options{Coordination: ratelimit.DefaultCoordination()} }
+
+func parseText(texts ...string) (*Rules, Problems) {
+	var files []Text
+	for i, text := range texts {
+		files = append(files, Text{Name: fmt.Sprintf("f%d.yaml", i+1), Data: []byte(text)})
+	}
+	rules, _, problems := Parse(files, options())
+	return rules, problems
+}
+
+func mustParse(t testing.TB, texts ...string) *Rules {
+	t.Helper()
+	rules, problems := parseText(texts...)
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	return rules
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err := errors.Join(err, os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newStore(source Source) *Store {
+	return NewStore(source, options(), slog.New(slog.DiscardHandler))
+}
+
+// changing is a source whose texts tests replace.
+type changing struct {
+	Static
+	err error
+}
+
+func (c *changing) Read() ([]Text, error) { return []Text(c.Static), c.err }

@@ -6,155 +6,93 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	"github.com/sluice-gate/sluice/ratelimit/declare"
 
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// The sentence has the usage, when the next request passes, and whether retries extend that. There is none where that
-// is unknown.
-func TestSentenceForACustomer(t *testing.T) {
-	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 90}
-	begins := time.Unix(1_800_000_000, 0)
-	window := minute.WindowAt(ratelimit.LedgerTime(begins.UnixMicro()))
-	bucket := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 90, Burst: 90}
-	used := func(free, charged ratelimit.Tokens) *ratelimit.Look {
-		return &ratelimit.Look{Ledger: &ratelimit.AccountLook{Window: window, Limit: 90, Free: free, Charged: charged}}
-	}
-	leased := used(0, 90)
-	leased.Lease = &ratelimit.LeaseLook{Unspent: 7, Expires: time.Second}
-	for _, x := range []struct {
-		limit  ratelimit.Limit
-		refund bool
-		from   string
-		look   *ratelimit.Look
-		resets time.Duration
-		want   string
-	}{
-		{
-			minute, false, "override", used(-204, 294), 0,
-			"bob is over 90 per minute (override): 90 admitted, 204 refused. " +
-				"The next request passes in 54s; retries do not extend this.",
-		},
-		{
-			minute, false, "rule", used(0, 90), 3 * time.Second,
-			"bob is over 90 per minute: 90 admitted. The next request passes in 3s; " +
-				"retries do not extend this.",
-		},
-		{minute, false, "rule", used(12, 78), 0, "bob has 12 left of 90 per minute."},
-		{minute, false, "rule", leased, 0, "bob has 7 left of 90 per minute."},
-		{
-			bucket, false, "rule", used(-3, 93), 2 * time.Second,
-			"bob is over 90 per minute, bucket of 90: all is used, and 3 more were charged. " +
-				"The next request passes in 2s; each retry before is charged, and extends this.",
-		},
-		{
-			bucket, true, "rule", used(0, 90), 100 * time.Millisecond,
-			"bob is over 90 per minute, bucket of 90: 90 admitted. The next request passes in 1s; " +
-				"retries do not extend this.",
-		},
-		{bucket, true, "rule", used(0, 90), 0, "bob is over 90 per minute, bucket of 90: 90 admitted."},
-		{
-			ratelimit.AtOnce(4, time.Minute), true, "rule", used(0, 4), 0,
-			"bob is over 4 at once, each for 1m at most: 4 in flight.",
-		},
-		{minute, false, "rule", &ratelimit.Look{Owner: "b:1", Ledger: used(0, 90).Ledger}, 0, ""},
-		{minute, false, "rule", &ratelimit.Look{LedgerError: "timeout"}, 0, ""},
-	} {
-		rule := &ratelimit.Rule{Limit: x.limit, Coordination: ratelimit.DefaultCoordination()}
-		if x.refund {
-			rule.Coordination.OnDeny = ratelimit.DenyRefunds
+// What people read of a key is as testdata/explain.txt has it: what the next request gets, and the sentence for a
+// customer. The sentence has the usage, when a request passes, and whether retries extend that.
+func TestExplanations(t *testing.T) {
+	rules := ""
+	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, in *datadriven.TestData) string {
+		if in.Cmd == "rules" {
+			rules = in.Input
+			return ""
 		}
-		e := Explanation{Limit: x.limit.String(), LimitFrom: x.from, Look: x.look, WholeAgain: x.resets}
-		entries := []config.Entry{{Key: "tier", Value: "gold"}, {Key: "user", Value: "bob"}}
-		if got := e.sentence(rule, entries, begins.Add(6*time.Second)); got != x.want {
-			t.Errorf("%q,\nmust be %q", got, x.want)
-		}
-	}
-}
-
-// A request that holds more than is left is not explained as OK, and one of a rule in shadow_mode not as refused.
-func TestExplainTellsTheNextAnswer(t *testing.T) {
-	n := newOverridable(t)
-	files := config.Static{{Name: "r.yaml", Data: []byte(`domain: d
-descriptors:
-- {key: held, hold: {amount: 60}, rate_limit: {unit: day, requests_per_unit: 100}}
-- {key: dark, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
-- {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
-- {key: invited, max_override: 9, algorithm: token_bucket, rate_limit: {unit: day, requests_per_unit: 0}}
-- {key: open, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
-- {key: owned, coordination: {mode: routing}, rate_limit: {unit: day, requests_per_unit: 7}}
-- {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
-- {key: drift, coordination: {mode: approx, drift_budget: 10}, rate_limit: {unit: day, requests_per_unit: 100}}
-`)}}
-	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
-		n.console.Log)
-	if err := n.console.Metrics.Store.Load(); err != nil {
-		t.Fatal(err)
-	}
-	d := n.console.Metrics.Store.Rules().Domain("d")
-	explained := func(key, want string) (e Explanation) {
-		t.Helper()
-		e = n.console.explained(t.Context(), d, []config.Entry{{Key: key, Value: "x"}})
-		if !strings.HasPrefix(e.Next, want) {
-			t.Errorf("the next request of %s is explained as %q, must be %q", key, e.Next, want)
-		}
-		return e
-	}
-	explained("held", "OK, after a claim: 100 left")
-	rule, key := d.Match([]config.Entry{{Key: "held", Value: "x"}}, nil)
-	limiter := n.console.Inspector.(resetting)
-	limiter.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
-		make([]ratelimit.Verdict, 1))
-	n.must(200, "", "PUT", "/v1/overrides/d?invited=x", `{"limit": 6}`)
-	e := explained("invited", "OK, after a claim: 6 left")
-	if !strings.HasPrefix(e.RLQS, "DENY_ALL: its token_bucket") {
-		t.Errorf("over RLQS, a bucket that only its override refills is said to get %q", e.RLQS)
-	}
-	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
-	explained("open", "OVER_LIMIT: ")
-	explained("dark", "OK: the rule is in shadow_mode")
-	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
-	rule, key = d.Match([]config.Entry{{Key: "small", Value: "x"}}, nil)
-	limiter.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
-	explained("small", "OVER_LIMIT: the account has no tokens left")
-	n.console.Metrics.Ring = func() (s ratelimit.RoutingStats) { return s }
-	if b := explained("owned", "OK").Bounds; b.Over.EachOwner != 7 || b.OnOutage.Of != declare.OwnerOutage {
-		t.Errorf("of a ring without a store, %+v is declared", b)
-	}
-	n.console.ShadowMode = true
-	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
-	e = explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
-	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
-		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
-	}
-	n.console.Inspector = looking{n.console.Inspector, ratelimit.Look{LedgerError: "no route to Redis"}}
-	if e := explained("open", "OK: admitted by on_store_failure: open"); e.Trouble != "" {
-		t.Errorf("a store that answers is said to be in trouble: %s", e.Trouble)
-	}
-	n.console.Metrics.Limiter = func() ratelimit.LimiterStats {
-		return ratelimit.LimiterStats{BreakerOpen: true, SyncAge: 9 * time.Second}
-	}
-	leased := ratelimit.Look{LedgerError: "no route to Redis", Lease: &ratelimit.LeaseLook{Unspent: 5, Expires: 1}}
-	n.console.Inspector = looking{n.console.Inspector, leased}
-	e = explained("open", "OK, from the lease of this node: 5 unspent here")
-	if !strings.Contains(e.Trouble, "for 9s: leases are spent, then on_store_failure (open) decides") ||
-		strings.Contains(e.Next, "left in the account") {
-		t.Errorf("in an outage, a key with a lease is explained as %q, %q", e.Trouble, e.Next)
-	}
-	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
-	for refuses, want := range map[time.Duration]string{0: "OK from a drift share", 1: "OK: the node is in SHADOW"} {
-		is := ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: refuses}, Ledger: &ratelimit.AccountLook{}}
-		n.console.Inspector = looking{n.console.Inspector, is}
-		explained("drift", want)
-	}
+		var out strings.Builder
+		synctest.Test(t, func(t *testing.T) {
+			n := newOverridable(t)
+			c, at := n.console, &n.console.Metrics
+			source := config.Static{{Name: "r.yaml", Data: []byte(rules)}}
+			at.Store = config.NewStore(source, config.Options{Coordination: ratelimit.DefaultCoordination()}, c.Log)
+			if err := at.Store.Load(); err != nil {
+				t.Fatal(err)
+			}
+			d := at.Store.Rules().Domain("d")
+			time.Sleep(6 * time.Second) // of a minute that began with this bubble
+			for line := range strings.SplitSeq(in.Input, "\n") {
+				cmd, rest, _ := strings.Cut(line, " ")
+				key, args, _ := strings.Cut(rest, " ")
+				entries := []config.Entry{{Key: key, Value: "bob"}}
+				rule, name := d.Match(entries, nil)
+				switch cmd {
+				case "take": // so many tokens of a key
+					n, _ := strconv.Atoi(args)
+					ask := ratelimit.Ask{Rule: rule, Key: name, Cost: ratelimit.Tokens(n)}
+					c.Inspector.(resetting).Decide(t.Context(), 1, []ratelimit.Ask{ask}, make([]ratelimit.Verdict, 1))
+				case "override":
+					n.must(200, "", "PUT", "/v1/overrides/d?"+key+"=bob", `{"limit": `+args+`}`)
+				case "ring": // without a store
+					at.Ring = func() (s ratelimit.RoutingStats) { return s }
+				case "shadow":
+					c.ShadowMode = true
+				case "seat":
+					at.Seat = func() (int, bool) { return 0, true }
+				case "outage":
+					at.Limiter = func() ratelimit.LimiterStats {
+						return ratelimit.LimiterStats{BreakerOpen: true, SyncAge: 9 * time.Second}
+					}
+				case "explain": // a key, of which the inspector may say what is written behind it
+					inspector := c.Inspector
+					if args != "" {
+						now := rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
+						is := looking{Inspector: inspector}
+						args = strings.ReplaceAll(args, "NOW", fmt.Sprint(now))
+						if err := json.Unmarshal([]byte(args), &is.is); err != nil {
+							t.Fatal(err)
+						}
+						c.Inspector = is
+					}
+					e := c.explained(t.Context(), d, entries)
+					c.Inspector = inspector
+					fmt.Fprintf(&out, "%s: %s\n", key, e.Next)
+					for _, x := range [][2]string{
+						{"sentence", e.Sentence}, {"trouble", e.Trouble}, {"Envoys", e.RLQS},
+					} {
+						if x[1] != "" && in.HasArg(x[0]) {
+							fmt.Fprintf(&out, "  %s\n", x[1])
+						}
+					}
+					if in.HasArg("bounds") {
+						b := e.Bounds
+						fmt.Fprintf(&out, "  each owner %d beyond, in an outage: %s\n", b.Over.EachOwner, b.OnOutage)
+					}
+				default:
+					t.Errorf("what is %q?", cmd)
+				}
+			}
+		})
+		return out.String()
+	})
 }
 
 // looking is an inspector that shows the same of each key.
@@ -241,5 +179,175 @@ func TestRedactor(t *testing.T) {
 	var shown *Redactor
 	if got := shown.hottest(keys); got[0] != keys[0] || shown.Accounts([]string{"a"})[0] != "a" {
 		t.Error("values are hidden unasked")
+	}
+}
+
+// looked is a node with one rule that has decided so much since its start.
+func looked(passed, refused, alone, beyond uint64) metrics.State {
+	return metrics.State{
+		OK: passed, OverLimit: refused, Fallbacks: map[string]uint64{"deadline": alone},
+		Rules: []metrics.RuleState{{
+			Domain: "d", Rule: "r", Decisions: passed + refused, Denied: refused, Beyond: beyond,
+			Fallbacks: map[string]uint64{"deadline": alone},
+		}},
+	}
+}
+
+// The page shows seconds, also if the histogram has milliseconds (PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS).
+func TestHistoryIsInSeconds(t *testing.T) {
+	for _, unit := range []time.Duration{time.Second, time.Millisecond} {
+		latency := metrics.NewLatency(unit)
+		h := NewHistory(metrics.Collector{}, latency, noFleet)
+		at := time.Unix(1_000_000, 0)
+		h.observe(at, looked(0, 0, 0, 0), h.buckets())
+		for range 100 {
+			latency.Observe(0.0002)
+		}
+		h.observe(at.Add(lookEvery), looked(100, 0, 0, 0), h.buckets())
+		if r, _ := h.Recent(); r.P99 < 0.0001 || r.P99 > 0.00025 {
+			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", unit, r.P99)
+		}
+	}
+}
+
+func took(fast, all uint64) []bucket { return []bucket{{0.001, fast}, {0.01, all}} }
+
+const shownLooks = looks - 1 // rates are of two looks
+
+// A page that is opened again shows the last quarter of an hour of the node: rates between two
+// looks, and none of the first.
+func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
+	at := time.Unix(1_000_000, 1) // at_ms lacks the nanosecond
+	for i := range uint64(shownLooks + 10) {
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
+	}
+	v := h.columns(0)
+	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 ||
+		len(v.Rules[0].Passed) != shownLooks {
+		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
+	}
+	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 ||
+		v.Rules[0].Refused[0] != 5 || v.Rules[0].Alone[0] != 1 {
+		t.Errorf("a second: passed %v, refused %v, without the store %v; the rule: %+v", v.Passed[0], v.Refused[0],
+			v.Alone[0], v.Rules[0].Passed[0])
+	}
+	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
+		t.Errorf("p99 %v ms", v.P99[0])
+	}
+	if r, _ := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
+		t.Errorf("lately %+v", r)
+	}
+	newest := h.columns(v.At[shownLooks-3]).At
+	if len(newest) != 2 || newest[1] != v.At[shownLooks-1] {
+		t.Errorf("since the last but two: %v", newest)
+	}
+	for i := range int(recentFor/lookEvery) + 1 {
+		h.observe(at.Add(time.Duration(shownLooks+11+i)*lookEvery), looked(1e6, 0, 0, 0), nil)
+	}
+	if r, _ := h.Recent(); r.Passed != 0 {
+		t.Errorf("ten seconds without a call: %v a second", r.Passed)
+	}
+}
+
+// Rules come and go, and counters begin anew: nothing is negative, and what is remembered of rules is bounded.
+func TestHistoryIsBounded(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
+	at := time.Unix(1_000_000, 0)
+	for i := range 500 {
+		s := looked(5, 5, 5, 0)
+		s.Rules = nil
+		for r := range watchedRules {
+			s.Rules = append(s.Rules, metrics.RuleState{
+				Domain: "d", Rule: fmt.Sprint("r", i/10*7+r),
+				Decisions: uint64(1000 - i),
+			})
+		}
+		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
+	}
+	v := h.columns(0)
+	if len(v.Rules) != chartedRules {
+		t.Errorf("%d rules are charted", len(v.Rules))
+	}
+	for i := range v.At {
+		if v.Passed[i] < 0 || v.P99[i] != -1 || v.Rules[0].Passed[i] < 0 {
+			t.Fatalf("sample %d: passed %v, p99 %v", i, v.Passed[i], v.P99[i])
+		}
+	}
+}
+
+// What was beyond its bound is news for a quarter of an hour, and then no longer.
+func TestHistoryForgetsNews(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil, noFleet)
+	at := time.Unix(1_000_000, 0)
+	look := func(i int, beyond uint64) uint64 {
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(uint64(i), 0, 0, beyond), nil)
+		_, rules := h.recent()
+		return rules["d\nr\n"].beyond
+	}
+	look(0, 3) // of before the first look
+	if n := look(1, 3); n != 0 {
+		t.Errorf("%d of before are news", n)
+	}
+	if n := look(2, 4); n != 1 {
+		t.Errorf("one more, and %d are news", n)
+	}
+	for i := range shownLooks + 2 {
+		look(3+i, 4)
+	}
+	if n := look(shownLooks+10, 4); n != 0 {
+		t.Errorf("a quarter of an hour later %d are news", n)
+	}
+	// Until then, it was not among the busiest rules.
+	seldom := metrics.State{Rules: []metrics.RuleState{{Domain: "d", Rule: "seldom", Beyond: 1}}}
+	h.observe(at.Add(17*time.Minute), seldom, nil)
+	if _, rules := h.recent(); rules["d\nseldom\n"].beyond != 1 {
+		t.Error("the bound of a rule with few requests is broken, which is no news")
+	}
+	h = NewHistory(metrics.Collector{}, nil, noFleet)
+	for i := range 40 { // a node with many rules looks seldom
+		h.observe(at.Add(time.Duration(i)*30*time.Second), looked(uint64(i), 0, 0, uint64(min(3+i, 4))), nil)
+	}
+	if _, rules := h.recent(); rules["d\nr\n"].beyond != 0 {
+		t.Error("19 minutes later it is news")
+	}
+}
+
+// Charts are of the fleet: what this node counts, and what the others that respond registered. A silent node, and a
+// list that is too old, do not count.
+func TestHistoryIsOfTheFleet(t *testing.T) {
+	busy := func(id string, passed float64) *Rates {
+		return &Rates{
+			Passed: passed, Refused: 1, Failed: 2, P99: 0.03, Worst: 7, Rules: []RuleRates{{ID: id, Passed: passed}},
+		}
+	}
+	fleet := Fleet{Nodes: []Node{
+		{Here: true, Rates: busy("d\nr\n", 900)},
+		{Rates: busy("d\nr\n", 40)},
+		{Rates: busy("d\nother\n", 50)},
+		{Silent: true, Rates: busy("d\nr\n", 700)},
+		{},
+	}}
+	h := NewHistory(metrics.Collector{}, nil, func() Fleet { return fleet })
+	at := time.Unix(1_000_000, 0)
+	for i := range uint64(3) {
+		fleet.Old = i == 2
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 0, 0), took(90*i, 100*i))
+	}
+	v := h.columns(0)
+	want := "[3 1] [100 10] [7 5] [4 0] [30 9.1] [7 0] [10 10] [9.1 9.1]"
+	got := fmt.Sprint(v.Nodes, v.Passed, v.Refused, v.Failed, v.P99, v.Worst, v.Here.Passed, v.Here.P99)
+	if got != want {
+		t.Errorf("nodes, passed, refused, failed, p99, worst, here: %s; want %s", got, want)
+	}
+	rules := ""
+	for _, r := range v.Rules {
+		rules += fmt.Sprintf("%q %v ", r.ID, r.Passed)
+	}
+	if want := `"d\nother\n" [50 0] "d\nr\n" [50 10] `; rules != want {
+		t.Errorf("rules %s; want %s", rules, want)
+	}
+	if r, _ := h.Recent(); len(r.Rules) != 1 || r.Rules[0] != (RuleRates{ID: "d\nr\n", Passed: 10, Refused: 5}) {
+		t.Errorf("it registers %+v", r.Rules)
 	}
 }

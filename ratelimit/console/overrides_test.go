@@ -112,16 +112,6 @@ func TestOverridesAreAnsweredInFull(t *testing.T) {
 	})
 }
 
-// An entry without a value corrects nothing: most likely it was left out. An empty one is a value.
-func TestCorrectionsNeedAValue(t *testing.T) {
-	n := newOverridable(t)
-	for _, method := range []string{"GET /explain", "POST /admin/reset", "POST /admin/drop"} {
-		method, path, _ := strings.Cut(method, " ")
-		n.must(http.StatusBadRequest, `\"api_key\" is not key=value`, method, path+"?domain=edge&entry=api_key", "")
-		n.must(http.StatusOK, "", method, path+"?domain=edge&entry=api_key=", "")
-	}
-}
-
 // Nothing is answered without the token, and guesses of it are throttled, on every path; those are not logged.
 func TestChangesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
@@ -207,19 +197,7 @@ func FuzzOverrideDescriptors(f *testing.F) {
 
 // Explanations are so many a second, and few at once; each slot is used again.
 func TestQuestionsAreThrottled(t *testing.T) {
-	now := time.Unix(1000, 0)
-	th := newThrottle(func() time.Time { return now })
-	asked := 0
-	for range 100 {
-		if done, ok := th.question(); ok {
-			asked++
-			done()
-		}
-	}
-	if asked != 2*questionRate {
-		t.Errorf("%d at once, want %d", asked, 2*questionRate)
-	}
-	now = now.Add(time.Second)
+	th := newThrottle(func() time.Time { return time.Unix(1000, 0) })
 	var open []func()
 	for range 10 {
 		if done, ok := th.question(); ok {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -52,18 +53,27 @@ func manyRules(n int) string {
 	return rules.String()
 }
 
-// scrape is what a scrape gets, which a parser must be able to read: each metric once, and each series once.
-func scrape(t testing.TB, c Collector) string {
+// answered is what a scrape gets.
+func answered(t testing.TB, c Collector) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(c)
 	w := httptest.NewRecorder()
 	c.Handler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	text := w.Body.String()
+	if w.Code != http.StatusOK {
+		t.Fatal(w.Code)
+	}
+	return w.Body.String()
+}
+
+// scrape is a page which a parser must be able to read: each metric once, and each series once.
+func scrape(t testing.TB, c Collector) string {
+	t.Helper()
+	text := answered(t, c)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil || w.Code != http.StatusOK {
-		t.Fatalf("%d %v", w.Code, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -165,11 +175,13 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c.WriteRules(io.Discard)
 }
 
+// Rules beyond MaxRules share the names of (other), with a mapping and without.
 func TestSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
 		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n")
 	c.Store.Rules().All()[MaxRules+1].Counters.BeyondBound.Add(1)
-	text := scrape(t, c)
+	c.Store.Rules().All()[MaxRules+1].Counters.TotalHits.Add(1)
+	text := answered(t, c)
 	for _, name := range []string{
 		"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{",
 		"sluice_decisions_total{",
@@ -186,6 +198,15 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 	if r := c.State(1).Rules[0]; r.Rule != ratelimit.OtherName || r.Beyond != 1 {
 		t.Errorf("for all of them the console shows %s with %d windows", r.Rule, r.Beyond)
+	}
+	mapped(t, &c)
+	text = answered(t, c)
+	const name = "\nratelimit_service_rate_limit_total_hits{"
+	if n := strings.Count(text, name); n != MaxRules+1 {
+		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+2)
+	}
+	if want := name + `domain="(other)",key1="(other)"} 1` + "\n"; !strings.Contains(text, want) {
+		t.Errorf("with a mapping, no %s", want)
 	}
 }
 
@@ -283,62 +304,42 @@ func TestNamesBeyondMaxRulesStay(t *testing.T) {
 
 // A server gets each increment once, also those of the time in which it was away.
 func TestStatsdMissesNothing(t *testing.T) {
-	var mu sync.Mutex
-	sums := map[string]int{} // of all that a server of statsd was sent
-	var conns []net.Conn
-	var l net.Listener
-	listen := func(addr string) {
-		on, err := net.Listen("tcp", addr)
+	sums := map[string]int{} // of all that the server was sent
+	serve := func(addr string) (net.Listener, func(name string, want int)) {
+		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l = on
-		go func() {
-			for conn, err := on.Accept(); err == nil; conn, err = on.Accept() {
-				mu.Lock()
-				conns = append(conns, conn)
-				mu.Unlock()
-				go func() {
-					for lines := bufio.NewScanner(conn); lines.Scan(); {
-						name, value, _ := strings.Cut(lines.Text(), ":")
-						value, kind, _ := strings.Cut(value, "|")
-						n, err := strconv.Atoi(value)
-						if kind == "c" && err != nil {
-							t.Errorf("line %q", lines.Text())
-						}
-						mu.Lock()
-						sums[name] += n
-						mu.Unlock()
-					}
-				}()
+		var conn net.Conn
+		var lines *bufio.Scanner
+		t.Cleanup(func() { l.Close() })
+		return l, func(name string, want int) {
+			t.Helper()
+			if conn == nil {
+				if conn, err = l.Accept(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { conn.Close() })
+				_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+				lines = bufio.NewScanner(conn)
 			}
-		}()
-	}
-	end := func() {
-		l.Close()
-		mu.Lock()
-		defer mu.Unlock()
-		for _, conn := range conns {
-			conn.Close()
-		}
-		conns = nil
-	}
-	until := func(name string, want int) {
-		t.Helper()
-		is := 0
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			mu.Lock()
-			is = sums[name]
-			mu.Unlock()
-			if is == want {
-				return
+			for sums[name] != want {
+				if want < 0 || !lines.Scan() {
+					conn.Close()
+					return
+				}
+				of, value, _ := strings.Cut(lines.Text(), ":")
+				value, kind, _ := strings.Cut(value, "|")
+				n, err := strconv.Atoi(value)
+				if kind == "c" && err != nil {
+					t.Errorf("line %q", lines.Text())
+				}
+				sums[of] += n
 			}
 		}
-		t.Fatalf("%s is %d, want %d", name, is, want)
 	}
-	listen("127.0.0.1:0")
-	defer end()
-	addr := l.Addr().String()
+	l, until := serve("127.0.0.1:0")
+	var mu sync.Mutex
 	count := map[string]uint64{"a": 3, "b": 0, "always": 0}
 	set := func(name string, n uint64) {
 		mu.Lock()
@@ -347,7 +348,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 	}
 	failed := make(chan error, 1000)
 	s := &Statsd{
-		Addr: addr, Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
+		Addr: l.Addr().String(), Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
 		Counters: func(each func(string, uint64)) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -359,30 +360,34 @@ func TestStatsdMissesNothing(t *testing.T) {
 		Gauges: func(func(string, uint64)) {}, Latency: NewLatency(time.Second),
 		OnError: func(err error) { failed <- err },
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Run(ctx)
-	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(ctx) })
 	const tags = ".__env=prod.__zone=eu_1_2"
-	until("a"+tags, 3)
+	expect := func(name string, want int) {
+		t.Helper()
+		if until(name+tags, want); sums[name+tags] != want {
+			t.Errorf("%s is %d, want %d", name, sums[name+tags], want)
+		}
+	}
+	expect("a", 3)
 	set("a", 5)
-	until("a"+tags, 5)
-	end()
+	expect("a", 5)
+	l.Close()
+	until("", -1)
 	// What is under way while the connection breaks may be lost. From the first error on, nothing is.
-	if err := <-failed; !strings.Contains(err.Error(), addr) {
+	if err := <-failed; !strings.Contains(err.Error(), s.Addr) {
 		t.Errorf("an error that does not say where: %v", err)
 	}
 	set("a", 9)
 	set("b", 2)
-	listen(addr)
-	until("a"+tags, 9)
-	until("b"+tags, 2)
+	_, until = serve(s.Addr)
+	expect("a", 9)
+	expect("b", 2)
 	set("b", 7)
 	cancel()
-	<-done
-	until("b"+tags, 7) // the last is sent at the end
+	expect("b", 7) // the last is sent at the end
+	running.Wait()
 }
 
 // BenchmarkScrape is a scrape of 10,000 rules.
@@ -399,4 +404,144 @@ func BenchmarkScrape(b *testing.B) {
 	}
 	b.ReportMetric(float64(size)/1e6, "MB")
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/scrape")
+}
+
+// Envoy Gateway's mapping takes the second level alone as key2, and so do its dashboards, alerts and end-to-end tests.
+// The rules are those that it pushes for a Distinct sourceCIDR, and for a header.
+func TestMappingOfEnvoyGateway(t *testing.T) {
+	c := collector(t, `
+domain: default/eg/http
+descriptors:
+  - key: httproute/default/ip/rule/0/match/0/www_example_com
+    value: httproute/default/ip/rule/0/match/0/www_example_com
+    descriptors:
+      - key: masked_remote_address
+        value: 0.0.0.0/0
+        descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 3}}]
+  - key: httproute/default/header/rule/0/match/0/*
+    value: httproute/default/header/rule/0/match/0/*
+    descriptors: [{key: rule-0-match-0, value: rule-0-match-0, rate_limit: {unit: hour, requests_per_unit: 3}}]
+  - {key: alone, rate_limit: {unit: hour, requests_per_unit: 3}}
+`)
+	mapped(t, &c)
+	for i, r := range c.Store.Rules().All() {
+		r.Counters.TotalHits.Add(uint64(10 + i))
+		r.Counters.OverLimit.Add(uint64(20 + i))
+	}
+	c.Stats.Requests.Add(7)
+	c.Stats.ServiceErrors.Add(2)
+	ip, header := strings.Repeat("_httproute/default/ip/rule/0/match/0/www_example_com", 2)[1:],
+		strings.Repeat("_httproute/default/header/rule/0/match/0/*", 2)[1:]
+	shows(t, c,
+		`ratelimit_service_rate_limit_total_hits{domain="default/eg/http",key1="`+ip+
+			`",key2="masked_remote_address_0_0_0_0/0"} 10`,
+		`ratelimit_service_rate_limit_over_limit{domain="default/eg/http",key1="`+ip+
+			`",key2="masked_remote_address_0_0_0_0/0"} 20`,
+		`ratelimit_service_rate_limit_near_limit{domain="default/eg/http",key1="`+ip+
+			`",key2="masked_remote_address_0_0_0_0/0"} 0`,
+		`ratelimit_service_rate_limit_over_limit{domain="default/eg/http",key1="`+header+
+			`",key2="rule-0-match-0_rule-0-match-0"} 21`,
+		`ratelimit_service_rate_limit_over_limit{domain="default/eg/http",key1="alone"} 22`,
+		`# TYPE ratelimit_service_rate_limit_over_limit counter`,
+		`ratelimit_service_total_requests{grpc_method="ShouldRateLimit"} 7`,
+		`ratelimit_service_should_rate_limit_error{err_type="service_error"} 2`,
+		`ratelimit_service_config_load_success 1`,
+	)
+}
+
+// Globs come before regular expressions, an earlier one before a later one. What a file drops is in no metric, and what
+// it does not name keeps its name.
+func TestMappingFile(t *testing.T) {
+	c := collector(t, "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
+		"- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
+		"- {key: c, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+	file := filepath.Join(t.TempDir(), "mapping.yaml")
+	err := os.WriteFile(file, []byte(`
+defaults: {match_type: regex}
+mappings:
+- {match: '^ratelimit\.service\.rate_limit\.(.*)\.([a-z]*)\.total_hits$', name: hits_of_$2, labels: {rule: $1}}
+- match: ratelimit.service.rate_limit.*.*.within_limit
+  match_type: glob
+  name: within
+  help: "a\\b\nc"
+  labels: {key: $2, domain: $1}
+- {match: 'a\.within_limit$', name: nowhere}
+- {match: 'near_limit$', name: unwanted, action: drop}
+- {match: 'over_limit$', match_metric_type: gauge, name: nowhere}
+- {match: 'shadow_mode$', name: kilo_shadow, scale: 0.001}
+- {match: 'total_requests$', name: requests_$1, action: map}
+- {match: 'config_load_error$', name: unwanted, action: drop}
+- {match: 'config_load_success$', name: sluice_rules}
+- {match: 'hitCount$', match_type: regex, name: within}
+- {match: 'missCount$', name: misses}
+`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Mapping, err = ReadMapping(file); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range c.Store.Rules().All()[:2] {
+		n := uint64(1 + i)
+		r.Counters.TotalHits.Add(n)
+		r.Counters.WithinLimit.Add(n)
+		r.Counters.NearLimit.Add(n)
+		r.Counters.ShadowMode.Add(1000 * n)
+	}
+	c.Store.Rules().All()[0].Counters.OverLimit.Add(9)
+	// Requests bring the names of detailed_metric.
+	c.Store.Rules().All()[2].Counters.Named([]byte("x\xff\xfe\n\"\\{}")).Refunded.Add(5)
+	shows(t, c,
+		`hits_of_a{rule="d"} 1`, `hits_of_b{rule="d"} 2`,
+		`# HELP within a\\b\nc`, `within{domain="d",key="a"} 1`, `within{domain="d",key="b"} 2`,
+		`kilo_shadow 3`, `misses 0`, `# TYPE misses gauge`,
+		`ratelimit_service_rate_limit_d_a_over_limit 9`, `requests_ 0`,
+		`ratelimit_service_rate_limit_d_x_______total_negative_hits 5`, `sluice_rules 3`)
+	text := scrape(t, c)
+	for _, not := range []string{
+		"unwanted", "nowhere", "near_limit", "ratelimit_service_config_load", "ratelimit_service_total_requests",
+		"ratelimit_service_rate_limit_d_b_over_limit", `within 0`,
+	} {
+		if strings.Contains(text, not) {
+			t.Errorf("there is %s in\n%s", not, text)
+		}
+	}
+}
+
+// A bad file is an error with its name and the fault.
+func TestBadMappingFiles(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "mapping.yaml")
+	for text, want := range map[string]string{
+		"":            "no such file",
+		"mappings: ":  "",
+		"mappings: [": "yaml",
+		"mappings: [{match: 'a.*', name: 'a b'}]":                       "metric name 'a b'",
+		"mappings: [{match: '(', match_type: regex, name: a}]":          "invalid regex (",
+		"mappings: [{match: a, name: a, quantiles: [{quantile: 0.5}]}]": "",
+	} {
+		if text != "" {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := ReadMapping(file)
+		if said := fmt.Sprint(err); (err == nil) != (want == "") || !strings.Contains(said, want) ||
+			err != nil && !strings.Contains(said, file) {
+			t.Errorf("%q: %v", text, err)
+		}
+		_ = os.Remove(file)
+	}
+	if _, err := ReadMapping(dir); err == nil || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("a directory: %v", err)
+	}
+}
+
+// BenchmarkMappedScrape is a scrape of 10,000 rules by Envoy Gateway's mapping.
+func BenchmarkMappedScrape(b *testing.B) {
+	c := collector(b, manyRules(MaxRules))
+	mapped(b, &c)
+	for b.Loop() {
+		c.mapped()
+	}
 }

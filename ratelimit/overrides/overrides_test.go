@@ -283,8 +283,19 @@ func full(t testing.TB, limits int) *node {
 	return n
 }
 
-// All overrides that there may be take at most 30 MB, also if each was used.
+// All overrides that there may be take at most 30 MB, also if each was used, and a request allocates nothing.
 func TestOverridesTakeLittle(t *testing.T) {
+	decides := func(n *node) float64 {
+		n.NodeLimiter = nothing{}
+		asks := []ratelimit.Ask{
+			n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other"),
+		}
+		verdicts := make([]ratelimit.Verdict, len(asks))
+		return testing.AllocsPerRun(1000, func() { n.Decide(t.Context(), 1, asks, verdicts) })
+	}
+	if got := decides(newNode(t, rules)); got > 0 {
+		t.Errorf("without overrides, a request allocates %v times", got)
+	}
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
@@ -308,37 +319,9 @@ func TestOverridesTakeLittle(t *testing.T) {
 		if read > 30e6 || limits < 1000 && used > 30e6 {
 			t.Errorf("they take %d and %d bytes", read, used)
 		}
-		runtime.KeepAlive(n)
-	}
-}
-
-// A request allocates nothing, with and without overrides.
-func TestDecideDoesNotAllocate(t *testing.T) {
-	empty, loaded := newNode(t, rules), full(t, 100)
-	for name, n := range map[string]*node{"empty": empty, "full": loaded} {
-		n.NodeLimiter = nothing{}
-		asks := []ratelimit.Ask{
-			n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other"),
+		if got := decides(n); got > 0 {
+			t.Errorf("with overrides, a request allocates %v times", got)
 		}
-		verdicts := make([]ratelimit.Verdict, 2)
-		if got := testing.AllocsPerRun(1000, func() { n.Decide(t.Context(), 1, asks, verdicts) }); got > 0 {
-			t.Errorf("%s: a request allocates %v times", name, got)
-		}
-	}
-}
-
-func BenchmarkDecide(b *testing.B) {
-	for name, n := range map[string]*node{"empty": newNode(b, rules), "full": full(b, 100)} {
-		n.NodeLimiter = nothing{}
-		b.Run(name, func(b *testing.B) {
-			b.RunParallel(func(pb *testing.PB) {
-				asks := []ratelimit.Ask{n.ask(ratelimit.Spend, "fixed", "customer-000007")}
-				verdicts := make([]ratelimit.Verdict, 1)
-				for pb.Next() {
-					n.Decide(context.Background(), 1, asks, verdicts)
-				}
-			})
-		})
 	}
 }
 

@@ -228,14 +228,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
 	good := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
 	large := &rlsv3.RateLimitRequest{Domain: strings.Repeat("x", 300<<10), Descriptors: good.Descriptors}
-	many := &rlsv3.RateLimitRequest{Domain: "d"}
-	for range 101 {
-		entries := make([]*common.RateLimitDescriptor_Entry, 100)
-		for i := range entries {
-			entries[i] = &common.RateLimitDescriptor_Entry{}
-		}
-		many.Descriptors = append(many.Descriptors, &common.RateLimitDescriptor{Entries: entries})
-	}
+	many := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: make([]*common.RateLimitDescriptor, 1001)}
 	heavy := metadata.AppendToOutgoingContext(context.Background(), "x-large", strings.Repeat("x", 9<<10))
 	packed := []grpc.CallOption{grpc.UseCompressor(gzip.Name)}
 	for name, c := range map[string]struct {

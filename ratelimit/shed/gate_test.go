@@ -1,12 +1,15 @@
 package shed
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -155,5 +158,41 @@ func TestGateDoesNotAllocate(t *testing.T) {
 		gate.Leave(start, 0, 1)
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// crowd is more than any node can answer while a gate remembers it, however long the test takes.
+const crowd = 1 << 40
+
+// overloaded fills a gate with calls of very many connections, so that no share is left.
+func overloaded(g *Gate, now ratelimit.Instant) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside, g.callers = crowd, crowd
+	g.each, g.measured = 1e6, now
+}
+
+// Without a transport a call is refused while others wait too long.
+func TestEnterNow(t *testing.T) {
+	g := NewGate(patience)
+	if err := g.EnterNow(start); err != nil {
+		t.Fatal(err)
+	}
+	g.EndNow()
+	if s := g.Stats(); s.InFlight != 0 || s.Waiting != 0 {
+		t.Errorf("%+v", s)
+	}
+	overloaded(g, start)
+	if err := g.EnterNow(start); !errors.Is(err, Err) {
+		t.Errorf("overloaded: %v", err)
+	}
+	before := g.Before(func() ratelimit.Instant { return start })
+	if before.Gate.Arrive(before.Clock(), 0, patience) || before.Refusal.Code() != codes.Unavailable {
+		t.Errorf("overloaded, calls over gRPC are let in, or refused with %v", before.Refusal)
+	}
+	if s := g.Stats(); s.InFlight != 0 || s.Waiting != crowd {
+		t.Errorf("%+v", s)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-var histories = flag.Int("histories", 1000, "how many histories to play")
+var histories = flag.Int("histories", 300, "how many histories to play")
 
 const minute = instant(time.Minute / time.Microsecond)
 
@@ -486,7 +486,7 @@ func TestPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(bug, which string) ([]byte, error) {
-		args := []string{"-test.failfast", "-test.run=^Test(" + which + ")", fmt.Sprint("-histories=", *histories)}
+		args := []string{"-test.failfast", "-test.run=^Test(" + which + ")", fmt.Sprint("-histories=", max(1000, *histories))}
 		return tests.Command(t.Context(), bug, args...).CombinedOutput()
 	}
 	const quick = "Peers|Removals|Only|Half|Malformed"

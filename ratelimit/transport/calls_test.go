@@ -1,10 +1,8 @@
 package transport
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"runtime"
 	"strings"
@@ -19,42 +17,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// Each call gets its own answer, whatever its size, and whether it waits or its caller gives up.
-func TestPortAnswersEachCall(t *testing.T) {
-	conn := client(t, echoes(NewBudget(64<<20)))
-	var all sync.WaitGroup
-	for i := range 8 {
-		all.Go(func() {
-			random := rand.New(rand.NewPCG(1, uint64(i)))
-			for range 200 {
-				q := make([]byte, random.IntN(1<<random.IntN(18)))
-				for i := range q {
-					q[i] = byte(random.Uint32())
-				}
-				patience := time.Minute
-				if random.IntN(4) == 0 {
-					patience = time.Duration(random.IntN(2000)) * time.Microsecond
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				var a wrapperspb.BytesValue
-				err := conn.Invoke(ctx, "/x/Echo", wrapperspb.Bytes(q), &a)
-				cancel()
-				if patience < time.Minute && status.Code(err) == codes.DeadlineExceeded {
-					continue
-				}
-				if err != nil || !bytes.Equal(a.Value, q) {
-					t.Errorf("%d bytes: %d bytes, %v", len(q), len(a.Value), err)
-				}
-			}
-		})
-	}
-	all.Wait()
-}
 
 // A caller that has not read the bound on calls yet may begin more, once.
 func TestCallsBeforeTheBoundIsRead(t *testing.T) {
@@ -179,20 +144,29 @@ func TestOnlyWorkIsInsideTheGate(t *testing.T) {
 		_ = s.WriteRSTStream(5, http2.ErrCodeCancel)
 		expect("a reset", 2)
 	})
-	// All leave it, also those whose answers are being written when their connection ends.
-	o = echoes(nil)
-	o.Gate = gated(gate)
-	played(t, o, &slow{after: 100 * time.Millisecond}, func(t *testing.T, s *script, p *Port) {
-		time.Sleep(time.Second)
-		s.call(1, "/x/Echo", "b") // it waits, so that its own goroutine writes
-		s.awaits(1)
-		s.Close()
-		p.GracefulStop()
-		synctest.Wait()
-		if gate.calls != 0 || gate.callers != 0 {
-			t.Errorf("of a connection that has ended, %d calls and %d callers are inside", gate.calls, gate.callers)
+}
+
+// A shut gate refuses calls without their handler, more than a connection has streams and window for, and lets other
+// methods pass.
+func TestShutGateRefusesCalls(t *testing.T) {
+	o := others(answers(1))
+	o.Gate = gated(&inside{shut: true})
+	o.Methods[0].Answer = func(context.Context, []byte, []byte) ([]byte, error) { panic("it is called") }
+	conn := client(t, o, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+	call := func(method string) codes.Code {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		request := make([]byte, 400)
+		return status.Code(conn.Invoke(ctx, method, &request, new([]byte)))
+	}
+	for i := range 3000 {
+		if code := call("/x/Echo"); code != codes.Unavailable {
+			t.Fatalf("call %d: %v, must be unavailable", i, code)
 		}
-	})
+	}
+	if code := call("/x/Other"); code != codes.OK {
+		t.Errorf("another method: %v", code)
+	}
 }
 
 // Several parts of a decision may wait, each in a goroutine of its own: one other goroutine leads, and no more.
@@ -213,7 +187,7 @@ func TestPartsOfADecisionWait(t *testing.T) {
 		parts.Wait()
 		return out, nil
 	}
-	const calls = 2000
+	const calls = 300
 	s := connected(t, NewPort(o))
 	for id := uint32(1); id < 2*calls; id += 2 {
 		s.call(id, "/x/Echo", "a")
@@ -339,42 +313,5 @@ func TestListenerClosesTheSilent(t *testing.T) {
 	}
 	if len(l.conns) != 0 {
 		t.Errorf("%d are open", len(l.conns))
-	}
-}
-
-// BenchmarkCall is the port's own time for a call, of 32 that one read brings.
-func BenchmarkCall(b *testing.B) {
-	for name, shut := range map[string]bool{"accepted": false, "refused": true} {
-		b.Run(name, func(b *testing.B) {
-			o := echoes(NewBudget(1 << 20))
-			o.Gate = gated(&inside{shut: shut})
-			c := newConnection(NewPort(o), discards{}, nil, nil)
-			c.in.begun = true
-			caller := newScript(discards{})
-			fields := ordinary("/x/Echo", "grpc-timeout", "20m")
-			if err := c.in.fields.read(caller.block(fields...)); err != nil {
-				b.Fatal(err)
-			}
-			block := caller.block(fields...) // its fields are in the table now
-			batch := make([]byte, 0, 64<<10)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				id := uint32(2*i + 1)
-				batch = appendHeaders(batch, 0, id, block)
-				batch = appendFrame(batch, frameData, flagEndStream, id, text("a"))
-				if i%32 == 31 {
-					c.out.window = mostWindow // the caller gives it back
-					if _, err := c.framesLocked(batch); err != nil {
-						b.Fatal(err)
-					}
-					for _, s := range c.in.turn {
-						c.answer(s)
-					}
-					c.in.turn = c.in.turn[:0]
-					c.flush()
-					batch = batch[:0]
-				}
-			}
-		})
 	}
 }

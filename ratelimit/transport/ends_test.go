@@ -2,54 +2,44 @@ package transport
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"io"
 	"maps"
 	"net"
+	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/sluice-gate/sluice/ratelimit"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 )
 
 // A request that is not complete in time ends its connection, and so does an answer that is not taken.
 func TestStalledCallsEndTheirConnection(t *testing.T) {
-	b := func(s *script) []byte { return s.block(ordinary("/x/Echo")...) }
-	for name, play := range map[string]func(*script){
-		"half a frame": func(s *script) {
-			_, _ = s.Write(appendFrame(nil, frameHeaders, flagEndHeaders, 1, b(s))[:12])
-		},
-		"half a block": func(s *script) {
-			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b(s)})
-		},
-		"half a request": func(s *script) {
-			s.head(1, false, ordinary("/x/Echo")...)
-			_ = s.WriteData(1, false, text("abc")[:6])
-		},
-		"half a request of another method": func(s *script) { s.head(1, false, ordinary("/x/Other")...) },
-		"an answer without a window":       func(s *script) { s.windows(0); s.call(1, "/x/Echo", "") },
-		"a handler's without a window":     func(s *script) { s.windows(0); s.call(1, "/x/Answer", "a") },
-		"a request that goes on": func(s *script) {
-			s.head(1, false, ordinary("/x/Echo")...)
-			go func() {
-				for range 30 { // each second, a byte
-					if s.WriteData(1, false, []byte{0}) != nil {
-						return
-					}
-					time.Sleep(time.Second)
-				}
-			}()
-		},
+	for name, frames := range map[string]string{
+		"half a frame":                     `bytes \x00\x00\x20\x01\x04\x00\x00\x00\x01\x82`,
+		"half a block":                     "piece 1 /x/Echo 3",
+		"half a request":                   `head 1 /x/Echo; data 1 \x00\x00\x00\x00\x03a`,
+		"half a request of another method": "head 1 /x/Other",
+		"an answer without a window":       noWindow + "call 1 /x/Echo",
+		"a handler's without a window":     noWindow + "call 1 /x/Answer a",
+		"a request that goes on":           "head 1 /x/Echo",
 	} {
 		t.Run(name, func(t *testing.T) {
 			inTime(t, func(t *testing.T, s *script, p *Port) {
-				play(s)
+				_ = s.says(frames)
+				if name == "a request that goes on" {
+					go func() {
+						for s.says(`data 1 \x00`) == nil {
+							time.Sleep(time.Second)
+						}
+					}()
+				}
 				s.endsAfter(t, 9*time.Second, 12*time.Second)
 				synctest.Wait()
 				if n := p.Budget.Stalled.Load(); n != 1 {
@@ -131,45 +121,6 @@ func TestDrainAnswersCallsUnderWay(t *testing.T) {
 	})
 }
 
-// A drain writes the answers that were given while another goroutine wrote.
-func TestDrainWaitsForTheWriter(t *testing.T) {
-	o := echoes(nil)
-	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
-		out = append(out, in...)
-		ratelimit.Waits(ctx)
-		time.Sleep(time.Duration(out[0]) * 10 * time.Millisecond)
-		return out, nil
-	}
-	played(t, o, &slow{before: 100 * time.Millisecond}, func(t *testing.T, s *script, p *Port) {
-		time.Sleep(time.Second)
-		s.call(1, "/x/Echo", "\x64") // 1 s
-		s.call(3, "/x/Echo", "\x69") // 50 ms later, while the first is written
-		go p.GracefulStop()
-		s.await(func() bool { return false })
-		if s.became[1] != "status 0" || s.became[3] != "status 0" {
-			t.Errorf("calls under way: %q, %q", s.became[1], s.became[3])
-		}
-	})
-}
-
-// The last stream never rises from one GOAWAY to the next (RFC 9113, 6.8), whatever the caller begins meanwhile.
-func TestLastStreamNeverRises(t *testing.T) {
-	played(t, echoes(nil), &slow{}, func(t *testing.T, s *script, p *Port) {
-		defer s.stands()()
-		s.head(1, false, ordinary("/x/Echo")...)
-		go p.GracefulStop()
-		time.Sleep(lastCalls + time.Second)
-		s.call(3, "/x/Echo", "a")
-		s.call(5, "/x/Echo", "a")
-		_ = s.WriteData(1, true, text("a"))
-		s.await(func() bool { return false })
-		falls := slices.IsSortedFunc(s.away, func(a, b uint32) int { return int(b) - int(a) })
-		if !falls || len(s.away) < 2 {
-			t.Errorf("the last streams are %v", s.away)
-		}
-	})
-}
-
 // A closed connection does not take back what it wrote: what its caller said meanwhile is read.
 func TestLastAnswersArrive(t *testing.T) {
 	p := NewPort(echoes(nil))
@@ -248,4 +199,174 @@ func TestSlowReadersHoldUpNoOther(t *testing.T) {
 		here.Close()
 		p.GracefulStop()
 	})
+}
+
+// Frames that begin no call and bring nothing end a connection when there are far more of them than its calls and
+// its time explain. Calls that fail explain few.
+func TestIdleFramesEndAConnection(t *testing.T) {
+	for name, x := range map[string]struct {
+		frame string
+		fails uint32 // calls that have no request
+	}{
+		"pings":      {"raw PING 0 0 12345678", 0},
+		"answers":    {"raw PING 1 0 12345678", 0},
+		"settings":   {"raw SETTINGS 0 0", 0},
+		"priorities": {`raw PRIORITY 0 5 \x00\x00\x00\x00\x01`, 0},
+		"windows":    {`raw WINDOW_UPDATE 0 0 \x00\x00\x00\x01`, 0},
+		"empty data": {"data 1", 0},
+		"bytes":      {"data 1 x", 0},
+		"resets":     {`raw RST_STREAM 0 1 \x00\x00\x00\x08`, 0},
+		"failures":   {"raw PING 0 0 12345678", 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T, s *script, p *Port) {
+				s.head(1, false, ordinary("/x/Echo")...)
+				for i := range x.fails {
+					s.head(2*i+3, true, ordinary("/x/Echo")...)
+				}
+				synctest.Wait()
+				stock, n := framesInStock+int(x.fails)*framesACall, 0
+				for ; n < 3*stock && s.says(x.frame) == nil; n++ {
+					synctest.Wait()
+				}
+				if n < stock || n > stock+2*framesACall || p.Budget.Excess.Load() != 1 {
+					t.Errorf("it ended after %d, must after %d; %d are counted", n, stock, p.Budget.Excess.Load())
+				}
+			})
+		})
+	}
+}
+
+// Pieces of more headers than the bound end a connection at once, and empty ones when there are many.
+func TestPiecesOfHeadersAreBounded(t *testing.T) {
+	for name, x := range map[string]struct {
+		piece []byte
+		times int
+	}{"empty": {nil, 2 * framesInStock}, "large": {make([]byte, 9<<10), 1}} {
+		inTime(t, func(t *testing.T, s *script, p *Port) {
+			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 8<<10)})
+			for range x.times {
+				_ = s.WriteContinuation(1, false, x.piece)
+			}
+			s.endsAfter(t, 0, time.Second)
+			if n := p.Budget.Excess.Load(); n != 1 {
+				t.Errorf("%s: %d are counted", name, n)
+			}
+		})
+	}
+}
+
+// Callers cannot have answers that wait for windows looked at, or their handlers wake, again and again, by windows of
+// a byte.
+func TestWakesOfHandlersAreFewer(t *testing.T) {
+	for method, opens := range map[string]string{
+		"/x/Echo":  `raw WINDOW_UPDATE 0 0 \x00\x00\x00\x01`,
+		"/x/Other": `raw SETTINGS 0 0 \x00\x04\x00\x00\x00\x01; ` + noWindow,
+	} {
+		played(t, others(answers(200)), &slow{}, func(t *testing.T, s *script, p *Port) {
+			s.windows(0)
+			for i := range uint32(500) {
+				s.call(2*i+1, method, "a")
+			}
+			for range framesInStock / 3 { // fewer than may be idle
+				_ = s.says(opens)
+				synctest.Wait() // all wait again
+			}
+			if n := p.Budget.Excess.Load(); n != 1 {
+				t.Errorf("%s: %d are counted", method, n)
+			}
+		})
+	}
+}
+
+// Settings that change the windows cost the same, however many calls are open.
+func TestSettingsCostTheirSize(t *testing.T) {
+	const frames = 100_000 // many, because some kernels count the processor time of a thread in ticks of 4 ms
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	used := func() time.Duration { // by this thread, of a processor: others take no part of it
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	took := func(calls uint32) time.Duration {
+		c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
+		c.in.begun = true
+		caller := newScript(discards{})
+		for i := range calls {
+			head := appendHeaders(nil, 0, 2*i+1, caller.block(ordinary("/x/Echo")...))
+			if _, err := c.framesLocked(head); err != nil {
+				t.Fatal(err)
+			}
+		}
+		begun := used()
+		for i := range uint32(frames) {
+			c.idle = idle{}
+			change := appendSettings(nil, uint32(http2.SettingInitialWindowSize), 1+i%2)
+			if _, err := c.framesLocked(change); err != nil {
+				t.Fatal(err)
+			}
+			c.out.frames = c.out.frames[:0]
+		}
+		return used() - begun
+	}
+	// The least of several: the collector may work in one.
+	one, many := min(took(1), took(1), took(1)), min(took(1000), took(1000), took(1000))
+	if many > 5*one {
+		t.Errorf("%d frames take %v with a call, and %v with a thousand", frames, one, many)
+	}
+}
+
+// Callers whose frames their calls and their time explain go on.
+func TestIdleFramesOfHonestCallers(t *testing.T) {
+	for name, write := range map[string]func(*script, uint32) error{
+		"all given up at once": func(s *script, id uint32) error {
+			return s.WriteRSTStream(id, http2.ErrCodeCancel)
+		},
+		"all given back a little window": func(s *script, id uint32) error { return s.WriteWindowUpdate(id, 10) },
+	} {
+		inTime(t, func(t *testing.T, s *script, _ *Port) {
+			for id := uint32(1); id < 2000; id += 2 {
+				s.call(id, "/x/Echo", "the content of a call that is not idle")
+			}
+			for id := uint32(1); id < 2000; id += 2 {
+				if err := write(s, id); err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+			}
+			s.outcome()
+		})
+	}
+	inTime(t, func(t *testing.T, s *script, _ *Port) {
+		s.head(1, false, ordinary("/x/Talk")...)
+		for range 10_000 { // a stream of reports, and 50 pings a second
+			time.Sleep(20 * time.Millisecond)
+			if err := s.says("data 1 <a_report_of_more_than_thirty-two_bytes>; raw PING 0 0 12345678"); err != nil {
+				t.Fatalf("reports and pings: %v", err)
+			}
+			synctest.Wait()
+		}
+	})
+}
+
+// A client of grpc-go with large messages on many streams, which share a small window, is no flood.
+func TestManyStreamsShareAWindow(t *testing.T) {
+	o := others(answers(200 << 10))
+	conn := client(t, o, grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+	var calls sync.WaitGroup
+	for range 100 {
+		calls.Go(func() {
+			var out []byte
+			if err := conn.Invoke(t.Context(), "/x/Other", &[]byte{1}, &out); err != nil || len(out) != 200<<10 {
+				t.Errorf("%d bytes: %v", len(out), err)
+			}
+		})
+	}
+	calls.Wait()
+	if n := o.Budget.Excess.Load(); n != 0 {
+		t.Errorf("%d connections are closed for idle frames", n)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -344,6 +345,7 @@ type script struct {
 	net.Conn
 	fields  bytes.Buffer
 	encoder *hpack.Encoder
+	rest    []byte // of a block of headers
 
 	mu     sync.Mutex
 	news   *sync.Cond
@@ -355,8 +357,21 @@ type script struct {
 	ended  bool
 }
 
+// inTurn is a connection that one goroutine after the other writes to. The mutex of a pipe would stop a bubble's time.
+type inTurn struct {
+	net.Conn
+	turn chan struct{}
+}
+
+func (c inTurn) Write(b []byte) (int, error) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	return c.Conn.Write(b)
+}
+
 // newScript begins a connection, with a preface and settings.
 func newScript(c net.Conn, settings ...http2.Setting) *script {
+	c = inTurn{c, make(chan struct{}, 1)}
 	s := &script{Conn: c, Framer: http2.NewFramer(c, c), became: map[uint32]string{}, bodies: map[uint32][]byte{}}
 	s.news = sync.NewCond(&s.mu)
 	s.encoder = hpack.NewEncoder(&s.fields)
@@ -510,6 +525,101 @@ func (s *script) call(id uint32, method, content string) {
 // windows lets each stream answer so many bytes.
 func (s *script) windows(bytes uint32) {
 	_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: bytes})
+}
+
+// says sends frames, with ; between two, until one cannot be written. Streams come first, methods and fields then:
+//
+//	call 1 METHOD BYTES        a whole call, of one message
+//	head 1 METHOD FIELDS       its usual headers, where -NAME leaves out one, NAME=VALUE changes or adds one, and
+//	                           +NAME=VALUE adds one; "only" ends the stream by them, "trailers" are only these
+//	piece 1 METHOD N           N bytes of its block of headers; "more 1 N" of the rest, and "rest 1"
+//	data 1 BYTES, end 1 BYTES  of its body, the last ones with the end of the stream
+//	raw TYPE FLAGS 1 BYTES     any frame; "bytes BYTES", what is none
+//	await 1                    until something has become of a stream
+//
+// BYTES and VALUE are as in Go, without quotes. <TEXT> is a message of gRPC, and TEXT*N is N times a text.
+func (s *script) says(frames string) (err error) {
+	for said := range strings.SplitSeq(strings.TrimSuffix(frames, "; "), "; ") {
+		words := append(strings.Fields(said), "", "", "", "", "")
+		number := func(i int) uint32 {
+			n, _ := strconv.ParseUint(words[i], 0, 32)
+			return uint32(n)
+		}
+		id := number(1)
+		switch words[0] {
+		case "call":
+			s.call(id, words[2], string(bytesOf(words[3])))
+		case "head", "only":
+			s.head(id, words[0] == "only", fieldsOf(ordinary(words[2]), words[3:])...)
+		case "trailers":
+			s.head(id, true, fieldsOf(nil, words[2:])...)
+		case "piece":
+			b := s.block(ordinary(words[2])...)
+			s.rest = b[number(3):]
+			err = s.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b[:number(3)]})
+		case "more":
+			n := number(2)
+			err = s.WriteContinuation(id, false, s.rest[:n])
+			s.rest = s.rest[n:]
+		case "rest":
+			err = s.WriteContinuation(id, true, s.rest)
+		case "data":
+			err = s.WriteRawFrame(http2.FrameData, 0, id, bytesOf(words[2]))
+		case "end":
+			err = s.WriteRawFrame(http2.FrameData, http2.FlagDataEndStream, id, bytesOf(words[2]))
+		case "raw":
+			var kind http2.FrameType
+			for kind.String() != words[1] {
+				kind++
+			}
+			err = s.WriteRawFrame(kind, http2.Flags(number(2)), number(3), bytesOf(words[4]))
+		case "bytes":
+			_, err = s.Write(bytesOf(words[1]))
+		case "await":
+			s.awaits(id)
+		default:
+			panic("what is " + said)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const noWindow = `raw SETTINGS 0 0 \x00\x04\x00\x00\x00\x00; `
+
+func bytesOf(word string) []byte {
+	if once, times, many := strings.Cut(word, "*"); many {
+		n, _ := strconv.Atoi(times)
+		return bytes.Repeat(bytesOf(once), n)
+	}
+	inner, message := strings.CutPrefix(word, "<")
+	said, err := strconv.Unquote(`"` + strings.TrimSuffix(inner, ">") + `"`)
+	switch {
+	case err != nil:
+		panic(word)
+	case message:
+		return text(said)
+	}
+	return []byte(said)
+}
+
+func fieldsOf(pairs, words []string) []string {
+	for _, word := range words {
+		name, value, set := strings.Cut(word, "=")
+		at := slices.Index(pairs, strings.TrimPrefix(name, "-"))
+		switch {
+		case word == "":
+		case !set:
+			pairs = slices.Delete(pairs, at, at+2)
+		case at >= 0:
+			pairs[at+1] = string(bytesOf(value))
+		default:
+			pairs = append(pairs, strings.TrimPrefix(name, "+"), string(bytesOf(value)))
+		}
+	}
+	return pairs
 }
 
 // text is a message of gRPC.

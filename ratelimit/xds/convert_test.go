@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,24 +28,22 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
-func TestPushesMeanWhatMessagesSay(t *testing.T) {
+// Pushes become the texts and rules of testdata/pushes.txt. The sources are the push, a directory with its texts, and the
+// copy that a node has kept of it. From each, the same rules are in force, or the same bound refuses them.
+func TestSourcesAgree(t *testing.T) {
 	// newer gives descriptors the fields that the published types lack.
-	var newer func(t *testing.T, all []*rlsconf.RateLimitDescriptor, said any)
-	newer = func(t *testing.T, all []*rlsconf.RateLimitDescriptor, said any) {
+	var newer func(all []*rlsconf.RateLimitDescriptor, said any)
+	newer = func(all []*rlsconf.RateLimitDescriptor, said any) {
 		for i, d := range all {
 			of := said.([]any)[i].(map[string]any)
-			newer(t, d.GetDescriptors(), of["descriptors"])
+			newer(d.GetDescriptors(), of["descriptors"])
 			var b []byte
 			if of["quota_mode"] != nil {
 				b = protowire.AppendVarint(protowire.AppendTag(b, quotaMode, protowire.VarintType), 1)
 			}
 			if meta, ok := of["metadata"].(map[string]any); ok {
 				s, _ := structpb.NewStruct(meta)
-				body, err := proto.Marshal(s)
-				if err != nil {
-					t.Fatal(err)
-				}
-				b = protowire.AppendBytes(protowire.AppendTag(b, metadataField, protowire.BytesType), body)
+				b = append(b, nest(metadataField, wired(t, s))...)
 			}
 			if of["newest"] != nil {
 				b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 1)
@@ -51,57 +51,111 @@ func TestPushesMeanWhatMessagesSay(t *testing.T) {
 			d.ProtoReflect().SetUnknown(b)
 		}
 	}
-	// converted writes what becomes of messages, one a line as JSON: the texts, and the rules that they are.
-	converted := func(t *testing.T, out *strings.Builder, pushed string, more *Additions) error {
+	// pushOf is the push of messages, one a line as JSON. A text with *N is there N times.
+	many := regexp.MustCompile(`<(.*?)>\*(\d+)`)
+	pushOf := func(text string) []*anypb.Any {
 		var resources []*anypb.Any
-		for line := range strings.SplitSeq(pushed, "\n") {
+		for line := range strings.SplitSeq(text, "\n") {
+			line = many.ReplaceAllStringFunc(line, func(x string) string {
+				parts := many.FindStringSubmatch(x)
+				n, _ := strconv.Atoi(parts[2])
+				return strings.Repeat(parts[1], n)
+			})
 			var said map[string]any
 			m := &rlsconf.RateLimitConfig{}
-			if err := json.Unmarshal([]byte(line), &said); err != nil {
+			err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(line), m)
+			if err := errors.Join(err, json.Unmarshal([]byte(line), &said)); err != nil {
 				t.Fatal(err)
 			}
-			if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(line), m); err != nil {
-				t.Fatal(err)
-			}
-			newer(t, m.GetDescriptors(), said["descriptors"])
-			body, err := anypb.New(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resources = append(resources, body)
+			newer(m.GetDescriptors(), said["descriptors"])
+			resources = append(resources, resourceOf(t, m))
 		}
-		texts, err := textsOf(resources, more, config.DefaultCaps())
-		if err != nil {
-			return err
-		}
-		for range 20 { // or a push that changes nothing would be a new one
-			again, err := textsOf(resources, more, config.DefaultCaps())
-			if err != nil || fmt.Sprint(again) != fmt.Sprint(texts) {
-				t.Fatalf("converted twice: %v\n%v\n%v", err, texts, again)
-			}
-		}
+		return resources
+	}
+	// loaded writes the rules that each source puts in force, or why it refuses them.
+	loaded := func(t *testing.T, out *strings.Builder, push []*anypb.Any, texts []config.Text, o config.Options,
+		more *Additions,
+	) {
+		dir, path := t.TempDir(), filepath.Join(t.TempDir(), "copy")
 		for _, text := range texts {
-			fmt.Fprintf(out, "%s", text.Data)
+			writeFile(t, filepath.Join(dir, text.Name), string(text.Data))
 		}
-		rules, _, problems := config.Parse(texts, options())
-		if problems != nil {
-			return problems
+		first := NewClient(Options{Additions: more}) // of a node without bounds, which keeps a copy
+		keeps := newStore(first, options())
+		err := errors.Join(keeps.KeepLastGood(path), first.take(&discovery.DiscoveryResponse{Resources: push}, keeps))
+		known := err == nil
+		client := NewClient(Options{Additions: more, Caps: o.Caps})
+		pushed, read := newStore(client, o), newStore(&config.Tree{Path: dir, Caps: o.Caps}, o)
+		again := newStore(NewClient(Options{}), o)
+		var want []*ratelimit.Rule
+		for _, x := range []struct {
+			source string
+			store  *config.Store
+			load   func() error
+		}{
+			{"push", pushed, func() error { return client.take(&discovery.DiscoveryResponse{Resources: push}, pushed) }},
+			{"directory", read, read.Load},
+			{"copy", again, func() error {
+				return errors.Join(again.KeepLastGood(path), again.LoadLastGood(again.Load()))
+			}},
+		} {
+			if x.source == "copy" && !known {
+				break // no node has had these rules
+			}
+			if err := x.load(); err != nil {
+				said := strings.NewReplacer(dir, "DIR", path, "COPY").Replace(err.Error())
+				said = strings.TrimPrefix(said, "no rules have arrived yet\nand the last good rules in COPY are bad, too:\n")
+				first, _, _ := strings.Cut(said, "\n")
+				fmt.Fprintf(out, "%s: %s\n", x.source, first)
+				continue
+			}
+			rules := x.store.Rules().All()
+			for _, r := range rules {
+				r.Counters = nil
+				if c := r.Coordination; x.source == "push" {
+					fmt.Fprintf(out, "=> %s.%+q: %s, %s among %d, shadow %t, quota %t, %v\n", r.Domain, r.Path, r.Limit, c.Mode,
+						c.MaxNodes, r.Shadow, r.Quota, r.Metadata)
+				}
+			}
+			if x.source == "push" {
+				want = rules
+			}
+			equal(t, x.source, rules, want)
 		}
-		for _, r := range rules.All() {
-			c := r.Coordination
-			fmt.Fprintf(out, "=> %s.%s: %s, %s among %d, shadow %t, quota %t, %v\n", r.Domain, r.Path, r.Limit, c.Mode,
-				c.MaxNodes, r.Shadow, r.Quota, r.Metadata)
-		}
-		return nil
 	}
 	datadriven.RunTest(t, "testdata/pushes.txt", func(t *testing.T, in *datadriven.TestData) string {
 		additions, pushed, _ := strings.Cut(in.Input, "\n==\n")
+		if in.Cmd == "bounded" {
+			additions, pushed = "", in.Input
+		}
+		o := options()
+		for name, most := range map[string]*int{
+			"bytes": &o.Caps.FileBytes, "all": &o.Caps.TotalBytes, "files": &o.Caps.Files, "tokens": &o.Caps.Tokens,
+			"descriptors": &o.Caps.Rules,
+		} {
+			in.MaybeScanArgs(t, name, most)
+		}
 		file := filepath.Join(t.TempDir(), "more.yaml")
 		writeFile(t, file, additions)
-		out := &strings.Builder{}
 		more, err := ReadAdditions(file)
+		out := &strings.Builder{}
 		if err == nil && pushed != "" {
-			err = converted(t, out, pushed, more)
+			var texts []config.Text
+			push := pushOf(pushed)
+			texts, err = textsOf(push, more, config.DefaultCaps())
+			for range 20 { // or a push that changes nothing would be a new one
+				if again, _ := textsOf(push, more, config.DefaultCaps()); fmt.Sprint(again) != fmt.Sprint(texts) {
+					t.Fatalf("converted twice:\n%v\n%v", texts, again)
+				}
+			}
+			for _, text := range texts {
+				if in.Cmd == "push" {
+					out.Write(text.Data)
+				}
+			}
+			if err == nil {
+				loaded(t, out, push, texts, o, more)
+			}
 		}
 		if err != nil {
 			fmt.Fprintln(out, err)
@@ -111,12 +165,9 @@ func TestPushesMeanWhatMessagesSay(t *testing.T) {
 }
 
 func TestNumbersThatJSONLacks(t *testing.T) {
-	meta, err := proto.Marshal(&structpb.Struct{
+	meta := wired(t, &structpb.Struct{
 		Fields: map[string]*structpb.Value{"rate": structpb.NewNumberValue(math.NaN())},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	read, err := convertOne(&anypb.Any{
 		TypeUrl: TypeURL, Value: nest(3, append(nest(1, []byte("k")), nest(metadataField, meta)...)),
 	}, nil)
@@ -164,11 +215,7 @@ func FuzzResource(f *testing.F) {
 			RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true},
 		}),
 	} {
-		b, err := proto.Marshal(c)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b)
+		f.Add(wired(f, c))
 	}
 	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")),
 		nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
@@ -217,48 +264,32 @@ func FuzzResource(f *testing.F) {
 
 // Resources of 2 MB that would become hundreds are refused before they are built, by an error that fits a line.
 func TestHostileResources(t *testing.T) {
-	// deepDescriptor is descriptors in one another.
-	deepDescriptor := func(depth int, innermost []byte) []byte {
-		b := innermost
-		for range depth {
-			b = nest(4, b)
+	// within puts a message into others, as these fields.
+	within := func(b []byte, fields ...protowire.Number) []byte {
+		for _, field := range slices.Backward(fields) {
+			b = nest(field, b)
 		}
-		return nest(3, b)
+		return b
 	}
 	const size = 2 << 20
-	value := nest(6, nil)
-	for range 300 {
-		value = nest(6, nest(1, value))
-	}
+	empties := func(field protowire.Number) []byte { return repeat(nest(field, nil), size/2) }
+	deep := slices.Repeat([]protowire.Number{4}, 10_000)
+	values := slices.Repeat([]protowire.Number{6, 1}, 300)
 	for name, c := range map[string]struct {
 		resource []byte
 		want     string
 	}{
-		"empty descriptors": {
-			repeat(nest(3, nil), size/2),
-			"the push holds more than 250000 descriptors, limits and values of metadata",
-		},
-		"empty below one": {nest(3, repeat(nest(4, nil), size/2)), "raise MAX_MEMORY"},
-		"limits":          {nest(3, repeat(nest(3, nil), size/2)), "raise MAX_MEMORY"},
-		"replacements":    {nest(3, nest(3, repeat(nest(5, nil), size/2))), "raise MAX_MEMORY"},
-		"metadata": {
-			nest(3, nest(metadataField, repeat(nest(1, nil), size/2))),
-			"raise MAX_MEMORY",
-		},
-		"lists in metadata": {nest(3, nest(metadataField,
-			nest(1, nest(2, nest(6, repeat(nest(1, nil), size/2)))))), "raise MAX_MEMORY"},
-		"deep descriptors": {deepDescriptor(10_000, nil), "nested more than 208 deep"},
-		"deep metadata": {
-			nest(3, nest(metadataField, nest(1, nest(2, value)))),
-			"nested more than 208 deep",
-		},
-		"descriptors, 100 deep": {deepDescriptor(99, nil), "nested deeper than 200: use fewer rules, or fewer levels"},
-		"wide": {
-			repeat(nest(3, nil), 80_000),
-			"all files together have more than 50000 descriptors, from this one on",
-		},
+		"empty descriptors": {empties(3), "the push holds more than 250000 descriptors, limits and values of metadata"},
+		"empty below one":   {within(empties(4), 3), "raise MAX_MEMORY"},
+		"limits":            {within(empties(3), 3), "raise MAX_MEMORY"},
+		"replacements":      {within(empties(5), 3, 3), "raise MAX_MEMORY"},
+		"metadata":          {within(empties(1), 3, metadataField), "raise MAX_MEMORY"},
+		"lists in metadata": {within(empties(1), 3, metadataField, 1, 2, 6), "raise MAX_MEMORY"},
+		"deep descriptors":  {nest(3, within(nil, deep...)), "nested more than 208 deep"},
+		"deep metadata":     {within(within(nil, values...), 3, metadataField, 1, 2), "nested more than 208 deep"},
+		"wide":              {repeat(nest(3, nil), 80_000), "more than 50000 descriptors, from this one on"},
 		"wide below deep": {
-			deepDescriptor(95, repeat(nest(4, nil), 80_000)),
+			nest(3, within(repeat(nest(4, nil), 80_000), deep[:95]...)),
 			"as a file it exceeds 8388608 bytes: use fewer rules",
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
@@ -311,227 +342,5 @@ func TestHostileResponse(t *testing.T) {
 			"the maximum of resources is 1000") {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// From whichever source, the same rules are put in force, or are refused by the same bound with the same words.
-func TestSourcesAgree(t *testing.T) {
-	// said is the same rules twice: as texts, and as the messages of a push.
-	type said struct {
-		texts  []string
-		pushed []*rlsconf.RateLimitConfig
-	}
-	sources := map[string]func(*testing.T, said, config.Options) (*config.Store, error){
-		"directory": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
-			t.Helper()
-			dir := t.TempDir()
-			for i, text := range s.texts {
-				writeFile(t, filepath.Join(dir, fmt.Sprintf("f%d.yaml", i)), text)
-			}
-			store := newStore(&config.Tree{Path: dir, Caps: o.Caps}, o)
-			return store, store.Load()
-		},
-		"copy": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
-			t.Helper()
-			on := struct {
-				Format int           `json:"sluice_last_good"`
-				Files  []config.Text `json:"files"`
-			}{Format: 1}
-			for i, text := range s.texts {
-				on.Files = append(on.Files, config.Text{Name: fmt.Sprintf("f%d.yaml", i), Data: []byte(text)})
-			}
-			text, err := json.Marshal(on)
-			if err != nil {
-				t.Fatal(err)
-			}
-			path := filepath.Join(t.TempDir(), "copy")
-			writeFile(t, path, string(text))
-			store := newStore(config.Static{}, o)
-			return store, errors.Join(store.KeepLastGood(path), store.LoadLastGood(config.ErrNothingYet))
-		},
-		"push": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
-			t.Helper()
-			c := NewClient(Options{Caps: o.Caps})
-			push := &discovery.DiscoveryResponse{}
-			for _, p := range s.pushed {
-				body, err := anypb.New(p)
-				if err != nil {
-					t.Fatal(err)
-				}
-				push.Resources = append(push.Resources, body)
-			}
-			store := newStore(c, o)
-			return store, c.take(push, store)
-		},
-	}
-	// deepSaid is descriptors in one another.
-	deepSaid := func(depth int) said {
-		text, inner := "domain: d\n", limit("k", 1)
-		for i := range depth {
-			in := strings.Repeat("  ", i)
-			text += in + "descriptors:\n" + in + "- key: k\n"
-			if i > 0 {
-				inner = &rlsconf.RateLimitDescriptor{Key: "k", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}
-			}
-		}
-		text += strings.Repeat("  ", depth) + "rate_limit: {unit: minute, requests_per_unit: 1}\n"
-		return said{[]string{text}, []*rlsconf.RateLimitConfig{domain("d", inner)}}
-	}
-	// wideSaid is descriptors side by side, in domains of three each.
-	wideSaid := func(domains int) said {
-		var s said
-		for i := range domains {
-			name := fmt.Sprint("d", i)
-			s.texts = append(s.texts, "domain: "+name+"\ndescriptors: [{key: a}, {key: b}, {key: c}]\n")
-			s.pushed = append(s.pushed, domain(name, &rlsconf.RateLimitDescriptor{Key: "a"},
-				&rlsconf.RateLimitDescriptor{Key: "b"}, &rlsconf.RateLimitDescriptor{Key: "c"}))
-		}
-		return s
-	}
-	// one is a domain of one descriptor.
-	one := func(text string, d *rlsconf.RateLimitDescriptor) said {
-		return said{[]string{"domain: d\ndescriptors:\n- " + text + "\n"}, []*rlsconf.RateLimitConfig{domain("d", d)}}
-	}
-	// rulesOf are a store's rules in words.
-	rulesOf := func(s *config.Store) string {
-		var all []string
-		for _, r := range s.Rules().All() {
-			line := fmt.Sprintf("%s.%s: %s", r.Domain, r.Path, r.Limit)
-			if r.Unlimited {
-				line = fmt.Sprintf("%s.%s: unlimited", r.Domain, r.Path)
-			}
-			if r.Name != "" || r.Replaces != nil || r.Shadow || r.MetricNames.Detailed {
-				line += fmt.Sprintf(" %s%v %t %t", r.Name, r.Replaces, r.Shadow, r.MetricNames.Detailed)
-			}
-			all = append(all, line)
-		}
-		return strings.Join(all, "\n")
-	}
-	named := limit("b", 7)
-	named.ShadowMode, named.DetailedMetric, named.RateLimit.Name = true, true, "n"
-	named.RateLimit.Replaces = []*rlsconf.RateLimitReplace{{Name: "other"}}
-	for name, c := range map[string]struct {
-		said
-		caps  config.Caps
-		rules string
-		wrong []string // parts of the error; none: it is loaded
-	}{
-		"no rules": {said: said{[]string{"domain: d"}, []*rlsconf.RateLimitConfig{domain("d")}}},
-		"rules": {
-			said: said{
-				[]string{
-					"domain: d\ndescriptors:\n- {key: a, value: 'x: [', rate_limit: {unit: minute, " +
-						"requests_per_unit: 5}, descriptors: [" +
-						"{key: b, shadow_mode: true, detailed_metric: true, rate_limit: {unit: minute, " +
-						"requests_per_unit: 7, name: n, replaces: [{name: other}]}}]}\n",
-					"domain: e\ndescriptors: [{key: free, rate_limit: {unlimited: true}}]\n",
-				},
-				[]*rlsconf.RateLimitConfig{
-					domain("d", &rlsconf.RateLimitDescriptor{
-						Key: "a", Value: "x: [", Descriptors: []*rlsconf.RateLimitDescriptor{named},
-						RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: 5},
-					}),
-					domain("e", &rlsconf.RateLimitDescriptor{
-						Key:       "free",
-						RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true},
-					}),
-				},
-			},
-			rules: "d.a_x: [: 5 per minute\nd.a_x: [.b: 7 per minute n[other] true true\ne.free: unlimited",
-		},
-		"99 deep":       {said: deepSaid(99), rules: "d." + strings.Repeat("k.", 98) + "k: 1 per minute"},
-		"100 deep":      {said: deepSaid(100), wrong: []string{"nested deeper than 200"}},
-		"as many rules": {said: wideSaid(2), caps: config.Caps{Rules: 6}},
-		"many rules": {
-			said: wideSaid(2), caps: config.Caps{Rules: 5},
-			wrong: []string{"config error, all files together have more than 5 descriptors, from this one on: " +
-				"use fewer, with patterns or values of requests, or raise MAX_MEMORY"},
-		},
-		"as many files": {said: wideSaid(3), caps: config.Caps{Files: 3}},
-		"many files":    {said: wideSaid(3), caps: config.Caps{Files: 2}, wrong: []string{"join some"}},
-		"tokens":        {said: wideSaid(3), caps: config.Caps{Tokens: 10}, wrong: []string{"raise MAX_MEMORY"}},
-		"unlimited units": {
-			said: one("{key: k, rate_limit: {unlimited: true, unit: minute}}", &rlsconf.RateLimitDescriptor{
-				Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true, Unit: rlsconf.RateLimitUnit_MINUTE},
-			}),
-			wrong: []string{"should not specify rate limit unit when unlimited"},
-		},
-		"a large file": {
-			said: one("key: "+strings.Repeat("k", 1000),
-				&rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), caps: config.Caps{FileBytes: 1000},
-			wrong: []string{"1000"},
-		},
-		"large files": {
-			said: wideSaid(20), caps: config.Caps{TotalBytes: 900},
-			wrong: []string{"with it all files have", "the maximum is 900: use fewer rules, or raise MAX_MEMORY"},
-		},
-	} {
-		for kind, load := range sources {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				o := options()
-				o.Caps = c.caps
-				store, err := load(t, c.said, o)
-				if len(c.wrong) == 0 {
-					if err != nil || rulesOf(store) != c.rules {
-						t.Errorf("%v:\n%s\nwant\n%s", err, rulesOf(store), c.rules)
-					}
-					return
-				}
-				if err == nil || store.Rules() != nil {
-					t.Fatalf("these were loaded:\n%s", rulesOf(store))
-				}
-				for _, want := range c.wrong {
-					if kind != "directory" { // it is bounded as a whole before, and says so in its own words
-						want = strings.Replace(want, "with it all files have", "all files up to", 1)
-					}
-					if !strings.Contains(err.Error(), want) {
-						t.Errorf("%v\nwant %s", err, want)
-					}
-				}
-			})
-		}
-	}
-}
-
-// What was pushed is in the copy, and a node that starts without its server has
-// the same rules again, also those that messages do not say.
-func TestCopyOfAPush(t *testing.T) {
-	more := filepath.Join(t.TempDir(), "more.yaml")
-	writeFile(t, more, "rules:\n  - {domain: d, descriptor: [k], algorithm: token_bucket, burst: 50, coordination: "+
-		"{mode: approx, lease: {size: 3}}}\n")
-	additions, err := ReadAdditions(more)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "copy")
-	body, err := anypb.New(domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{
-		Key:         "deep\u0085",
-		Descriptors: []*rlsconf.RateLimitDescriptor{limit("\x00", 2)},
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := NewClient(Options{Additions: additions})
-	first := newStore(c, options())
-	if err := errors.Join(first.KeepLastGood(path), c.take(&discovery.DiscoveryResponse{Resources: []*anypb.Any{body}},
-		first)); err != nil {
-		t.Fatal(err)
-	}
-	second := newStore(NewClient(Options{}), options())
-	why := errors.Join(second.KeepLastGood(path), second.Load())
-	if err := second.LoadLastGood(why); !errors.Is(why, config.ErrNothingYet) || err != nil {
-		t.Fatal(why, err)
-	}
-	got, want := second.Rules().All(), first.Rules().All()
-	if len(got) != 2 || got[0].Limit.Burst != 50 {
-		t.Fatalf("%+v", got)
-	}
-	for i := range got {
-		got[i].Counters, want[i].Counters = nil, nil
-	}
-	equal(t, path, got, want)
-	text, err := os.ReadFile(path)
-	if err != nil || strings.Count(string(text), "xds:d") != 1 {
-		t.Errorf("the copy does not say whose rules it holds: %v\n%s", err, text)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -149,6 +150,7 @@ func limit(key string, n uint32) *rlsconf.RateLimitDescriptor {
 	}
 }
 
+// run has a client watch until the test ends. It ends then, whatever it waits for.
 func run(t *testing.T, o Options) *config.Store {
 	t.Helper()
 	o.NodeID, o.Credentials, o.MaxMessage = "n1", insecure.NewCredentials(), 4<<20
@@ -156,14 +158,19 @@ func run(t *testing.T, o Options) *config.Store {
 	c := NewClient(o)
 	store := newStore(c, options())
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := store.Watch(ctx); err != nil {
-			t.Error(err)
+	ended := make(chan error, 1)
+	go func() { ended <- store.Watch(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the client has not ended")
 		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+	})
 	return store
 }
 
@@ -184,6 +191,21 @@ func newStore(s config.Source, o config.Options) *config.Store {
 
 func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
 	return newConverter(more, config.DefaultCaps()).text(resource)
+}
+
+// wired is a message as it comes.
+func wired(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func resourceOf(t testing.TB, c *rlsconf.RateLimitConfig) *anypb.Any {
+	t.Helper()
+	return &anypb.Any{TypeUrl: TypeURL, Value: wired(t, c)}
 }
 
 // nest puts a message into another, as one of its fields.
