@@ -16,7 +16,9 @@ import (
 // connections. Call it before the ledger is used.
 func (l *Redis) LookThrough(people redis.UniversalClient) { l.people = people }
 
-// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
+// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done. The account is one hash,
+// so its fields are of one instant. The time and the previous sum may be a moment later. Crash reclaim uses the view,
+// too: its claim has the Seq that was read plus 1, and is overtaken if the holder was faster.
 func (l *Redis) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
@@ -61,7 +63,8 @@ func withBefore(
 	return v
 }
 
-// keptIn is the account in the fields of a hash, as far as views show it.
+// keptIn is the account in the fields of a hash, as far as views show it. A field of another form is left out, except
+// the sum: the view then shows fewer holders.
 func keptIn(fields map[string]string) (*kept, error) {
 	k, n := &kept{}, [6]int64{}
 	if unpacked(fields["b"], n[:]) { // level, ...
