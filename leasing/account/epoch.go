@@ -118,7 +118,7 @@ func (l *Redis) watches(ctx context.Context, cn *redis.Conn) error {
 		return err
 	}
 	n, err := cn.Exists(ctx, name).Result()
-	// Redis does not count the first write to a missing key as a replacement of data, so the next trip looks.
+	// A replacement of the data does not touch a key that is missing before and afterwards, so the next trip looks.
 	if n == 0 {
 		l.doubts.Add(1)
 	}
@@ -188,8 +188,8 @@ func (a *tail) replies() (of []any, epoch string, err error) {
 	}
 }
 
-// run is the run of the connection's server, if the connection watches its epoch. Without a name, the connection was
-// made without the permissions that a watch needs, and each trip looks.
+// run is the run of the connection's server, if the connection watches its epoch. Without a name, the server has
+// refused a command of introduced, by an ACL or without slots, and each trip looks.
 func (a *tail) run() (run string, watches bool) {
 	run, watches = strings.CutPrefix(a.name.Val(), runPrefix)
 	if !watches {
@@ -274,7 +274,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	case !s.first:
 		flags |= joining
 	}
-	// It is reset only after an answer, so that a look that fails repeats it.
+	// instead is reset only after an answer, so that the look after a failed one repeats it.
 	lost := s.instead.Load()
 	if lost {
 		flags |= instead

@@ -249,8 +249,8 @@ func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []str
 }
 
 // settle makes one round trip, and another for messages that the server did not settle: it has no scripts, or its epoch
-// was written. If the epoch is then unknown, no grant counts. A second try is enough: a server that still lacks the
-// scripts then has them flushed again and again.
+// was written. If the epoch is then unknown, no grant counts. The second try sends the texts of scripts. Draws whose
+// transaction fails again have errRepeated.
 func (t *trip) settle(ctx context.Context) error {
 	all := t.left
 	if t.cluster == nil { // plain draws are settled last, and so are those by a script
