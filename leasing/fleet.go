@@ -66,6 +66,7 @@ type Fleet struct {
 	lanes  []fleetLane    // one for each part of the ledger
 	after  func(time.Duration, func())
 	sweeper
+	// ended is set after the last sweep, and before the lanes stop.
 	ended atomic.Bool // there are no more reports to the ledger
 	stats stats
 }
@@ -77,7 +78,7 @@ type names struct {
 	dropped atomic.Uint64    // dropped keys: each of them changes the name of later keys
 }
 
-// sweeper is the state of sweeps.
+// sweeper is the state of sweeps. Only the goroutine of Run uses its plain fields.
 type sweeper struct {
 	part          int // number of the next sweep, of sweepParts
 	resting       use // stands for that of a key without one, in a sweep
@@ -105,8 +106,8 @@ const (
 // unknownNodes is the number of live nodes until it is set.
 func unknownNodes() int { return 0 }
 
-// NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each
-// process.
+// NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each process.
+// For outages, it also has budgets of this node alone, for an eighth as many keys.
 func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
@@ -143,6 +144,7 @@ func (f *Fleet) openLanes() {
 	f.lanes = make([]fleetLane, parts)
 	for i := range f.lanes {
 		l := &f.lanes[i]
+		// All parts together queue as many urgent messages as one would, and each may queue all of the patient ones.
 		l.part = i
 		l.Options = lane.Options{
 			Size: queueSize / parts, Patient: queueSize, Flights: l.flights, Clock: f.clock,
@@ -157,7 +159,8 @@ func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, 
 // Alone is this node's own budgets for outages.
 func (f *Fleet) Alone() *local.Limiter { return f.alone }
 
-// Run sends claims until ctx is done, and then gives back all tokens in hand.
+// Run sends claims until ctx is done, and then gives back all tokens in hand. At its end: stop sweeps, give back all
+// tokens, refuse new messages, and wait for those under way.
 func (f *Fleet) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i := range f.lanes {
@@ -184,7 +187,8 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []
 	}
 }
 
-// begin decides all asks that can be decided at once; nil: none is left.
+// begin decides all asks that can be decided at once; nil: none is left. The usual request ends here, without a call:
+// with a single lock of its key's shard.
 func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
@@ -204,7 +208,8 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	return c
 }
 
-// spend answers a request from the tokens in hand, if they suffice.
+// spend answers a request from the tokens in hand, if they suffice. Under another rule than the key's last one, the
+// call moves the key first.
 func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	s, id, c := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -222,7 +227,8 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	return true
 }
 
-// wait looks again after each answer, until all asks are decided or the time is over.
+// wait looks again after each answer, until all asks are decided or the time is over. advance is called a last time
+// after the deadline, and then decides all that are left.
 func (f *Fleet) wait(ctx context.Context, c *call) {
 	ratelimit.Waits(ctx)
 	timer := time.NewTimer(c.patience())
@@ -246,7 +252,8 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 	}
 }
 
-// Undo implements [ratelimit.Limiter].
+// Undo implements [ratelimit.Limiter]. It also takes back charges that the ledger has already: the next message then
+// states a refund.
 func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 	for i := range asks {
 		v := verdicts[i]
@@ -289,7 +296,8 @@ func (f *Fleet) Recalled(name string, w window) {
 	})
 }
 
-// newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
+// newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names. The
+// number between two counts of dropped is this key's alone.
 func (f *Fleet) newAlias(r *ratelimit.Rule) uint32 { return aliasOf(r, f.dropped.Add(2)-1) }
 
 func (f *Fleet) sizing(r *ratelimit.Rule, l *fleetLane) lease.Sizing {

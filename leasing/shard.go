@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// shard is a part of the keys. It is guarded by its mutex.
+// shard is a part of the keys. It is guarded by its mutex. The padding fills its last cache line, so that two locks
+// never share one.
 type shard struct {
 	mu    sync.Mutex
 	keys  *keytable.Table[key] // guarded by mu
@@ -18,10 +19,11 @@ type shard struct {
 	most  int                  // maximum of uses, while some of them may be dropped
 	hand  int                  // guarded by mu; position of the search for a use to drop
 	rules ruleNumbers          // guarded by mu
-	seq   uint64               // guarded by mu: of claims
-	sent  uint32               // guarded by mu: number of the last message
-	ends  *atomic.Int64        // instant from which this node's registration may be over
-	_     [24]byte
+	// seq and sent begin anew with the process, and so does the holder's name.
+	seq  uint64        // guarded by mu: of claims
+	sent uint32        // guarded by mu: number of the last message
+	ends *atomic.Int64 // instant from which this node's registration may be over
+	_    [24]byte
 }
 
 type cell = keytable.Cell[key]
@@ -30,8 +32,10 @@ type cell = keytable.Cell[key]
 // garbage collector nothing.
 type key struct {
 	lease.Key
-	rule         uint32 // its number
-	use          uint32 // its number, plus 1; 0: no recent use
+	rule uint32 // its number
+	use  uint32 // its number, plus 1; 0: no recent use
+	// alias differs for each life of the key in the table. Under its old name, a key that returns with a total of 0
+	// would take back the usage that the ledger has of it.
 	alias        uint32 // index of this node's name in the ledger
 	reportedLife uint8  // life of the epoch in which it was reported, the last bits
 	lane         uint8  // the way of its messages
@@ -141,7 +145,8 @@ func (s *shard) take(id keytable.ID) uint32 {
 	return n
 }
 
-// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries. All have keys.
+// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries (second chance,
+// as in the CLOCK algorithm). All have keys. If none can go, the table of uses grows.
 func (s *shard) forgetOne() {
 	found := -1
 	for range min(tries, len(s.uses)) {
@@ -161,7 +166,8 @@ func (s *shard) forgetOne() {
 	}
 }
 
-// leave takes a use from its key.
+// leave takes a use from its key. The key keeps what must not be lost. Its next request begins without refusals and
+// with an unmeasured demand.
 func (s *shard) leave(n uint32) {
 	s.keys.Get(s.uses[n].id).Val.use = 0
 	*s.uses[n] = use{}
@@ -249,7 +255,8 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// move changes the rule of a key.
+// move changes the rule of a key. The tokens and the refusals of the key stay: they were computed for the old limit, so
+// Spend and UpdateRefusals compare limits.
 func (s *shard) move(c *cell, is *ratelimit.Rule) {
 	old, was := c.Val.rule, s.rules.of(c)
 	c.Val.rule = s.rules.number(is)
