@@ -30,7 +30,7 @@ func (f Feed) feedKey(place int64) string {
 	return fmt.Sprintf("%stable/%s/feed/%016x", root, f.prefix, place)
 }
 
-// tip is the state of the feed.
+// tip is the state of the feed. As JSON: {"Place":12,"Top":1764500000000000}.
 type tip struct {
 	Place int64
 	Top   instant // the highest version that there ever was
@@ -51,7 +51,7 @@ func readPlaced(data []byte) (r table.Record, place int64, err error) {
 	return table.Record{Key: string(p.Key), Version: p.Version, Ends: p.Ends, Value: string(p.Value)}, p.Place, nil
 }
 
-// readTip reads the tip, and the life that it is of.
+// readTip reads the tip, and the life that it is of. Without a tip, the table is empty, and its first place is 1.
 func (f Feed) readTip(ctx context.Context) (is tip, x account.Snapshot, err error) {
 	x, err = f.Read(ctx, []account.StoreKey{{Name: f.tipName()}})
 	if err == nil && x.Records[0].Version != 0 {
@@ -66,6 +66,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if err != nil {
 		return p, err
 	}
+	// Places only rise in one life. A lower one is of an older copy, so this node begins another life.
 	if x.Life == life && is.Place < after { // the life's record alone does not show each older copy
 		if err := f.another(ctx, life); err != nil {
 			return p, err
@@ -79,6 +80,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if is.Place <= after {
 		return p, nil
 	}
+	// The names of places have 16 hexadecimal digits, so their order is that of the numbers.
 	r, err := f.client.Load().Get(clientv3.WithRequireLeader(ctx), f.feedKey(after+1),
 		clientv3.WithRange(f.feedKey(1<<62)), clientv3.WithLimit(int64(n)))
 	if err != nil {
@@ -95,6 +97,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if p.More {
 		p.Place = after
 	}
+	// A change after the tip was read may have a higher place. The next page begins after it.
 	p.Place = max(p.Place, after)
 	return p, nil
 }
@@ -159,11 +162,13 @@ func (f Feed) Set(
 	return is, err
 }
 
-// how is what becomes of records in a transaction: has are those of the same keys, and places theirs.
+// how is what becomes of records in a transaction: has are those of the same keys, and places theirs. It also changes
+// the tip, which is written with its operations.
 type how func(at *tip, f Feed, records, has []table.Record, places []int64) ([]clientv3.Op, error)
 
 // change changes the records that make returns of those that there are, in one transaction. It tries again while other
-// nodes change the table.
+// nodes change the table. Its steps: read the tip and the records; compute the new ones; write both if the tip is
+// unchanged. make may be called several times.
 func (f Feed) change(
 	ctx context.Context, life string, keys []string, how how,
 	make func(at *tip, now instant, has []table.Record) ([]table.Record, error),
@@ -225,7 +230,8 @@ func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, p
 	return has, places, nil
 }
 
-// puts merges records, and advances the tip.
+// puts merges records, and advances the tip. A record that changes leaves its place and gets the next one, so each
+// record is in the feed once.
 func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
 	for i := range records {
 		r := &records[i]
@@ -247,7 +253,8 @@ func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []
 	return ops, nil
 }
 
-// drops drops records that still have their versions.
+// drops drops records that still have their versions. The tip stays: places and versions of dropped records are never
+// used again.
 func (at *tip) drops(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
 	for i := range records {
 		if places[i] != 0 && records[i].Version == has[i].Version {

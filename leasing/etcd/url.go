@@ -36,6 +36,7 @@ func parse(rawURL string) (p parsed, err error) {
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	user := ""
+	// A password may contain an @, and a host cannot.
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, rest = rest[:at], rest[at+1:]
 	}
@@ -97,6 +98,7 @@ func (p *parsed) settings(query string) error {
 	}
 	secure, files := false, map[string]string{}
 	p.compacts = true
+	// The last one of several counts.
 	for name, all := range values {
 		value := all[len(all)-1]
 		switch name {
@@ -154,6 +156,7 @@ func tlsOf(cacert, cert, key string) (*tls.Config, error) {
 			}
 			return &pair, nil
 		}
+		// Wrong files are an error at start, and not at the first connection.
 		if _, err := read(); err != nil {
 			return nil, err
 		}

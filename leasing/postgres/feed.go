@@ -24,12 +24,16 @@ const (
 	feedLife = `f.life || '-' || ` + life + ` || '-' || extract(epoch FROM pg_postmaster_start_time())`
 	feedNow  = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
 
+	// Several nodes can begin the feed: the first row counts.
 	beginFeedSQL = `INSERT INTO sluice_feed (prefix, life, place, top)
 VALUES ($1, md5(random()::text || clock_timestamp()::text), 0, 0) ON CONFLICT DO NOTHING`
+	// As in readSQL, there is a row for the life without any record.
 	sinceSQL = `SELECT ` + feedLife + `, ` + feedNow + `, r.key, r.version, r.ends, r.value, r.place
 FROM sluice_feed f LEFT JOIN (
   SELECT * FROM sluice_table WHERE prefix = $1 AND place > $2 ORDER BY prefix, place LIMIT $3
 ) r ON true WHERE f.prefix = $1 ORDER BY r.place`
+	// The lock on the feed's row makes changes one after the other: places are committed in order, and readers miss
+	// none.
 	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top
 FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
 	isSQL  = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
@@ -44,7 +48,7 @@ WHERE (excluded.version, excluded.ends, excluded.value) > (t.version, t.ends, t.
 WHERE t.prefix = $1 AND t.key = c.key AND t.version = c.version`
 )
 
-// Since implements [table.Store].
+// Since implements [table.Store]. In another life than the caller's, it begins with the first place.
 func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p table.Page, err error) {
 	if !f.prepared.Load() {
 		return p, errUnprepared
@@ -64,7 +68,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	return p, nil
 }
 
-// since reads one page, in any life; "": there is none yet.
+// since reads one page, in any life; "": there is none yet. n records may be all, and More then costs one empty page.
 func (f Feed) since(ctx context.Context, after int64, n int) (p table.Page, err error) {
 	rows, err := f.pool.Query(ctx, sinceSQL, f.prefix, after, n)
 	if err != nil {
@@ -90,7 +94,7 @@ func recordOf(key []byte, version, ends int64, value []byte) table.Record {
 	}
 }
 
-// feed is the state of the table, in a transaction that has its lock.
+// feed is the state of the table, in a transaction that has its lock. place and top are as read, until put.
 type feed struct {
 	tx         pgx.Tx
 	prefix     string
@@ -98,7 +102,8 @@ type feed struct {
 	place, top int64
 }
 
-// locked does something with the table that no other node changes meanwhile, in a life.
+// locked does something with the table that no other node changes meanwhile, in a life. The transaction ends with do:
+// its error takes all changes back.
 func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) error {
 	if !f.prepared.Load() {
 		return errUnprepared
@@ -120,7 +125,8 @@ func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) err
 	return nil
 }
 
-// put merges records.
+// put merges records. A record gets a place also if it loses against the one that is there. Gaps between places do no
+// harm.
 func (x *feed) put(ctx context.Context, records []table.Record) error {
 	n := len(records)
 	keys, values := make([][]byte, n), make([][]byte, n)

@@ -9,7 +9,8 @@ import (
 )
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
-// Older ones are deleted.
+// Older ones are deleted. All times are the server's, so the clocks of nodes do not matter. The batch is one
+// transaction.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {

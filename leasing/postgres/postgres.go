@@ -21,8 +21,9 @@ import (
 
 // Store is a database. It is safe for concurrent use. Each call blocks at most until its context is done.
 type Store struct {
-	pool     *pgxpool.Pool
-	prefix   string
+	pool   *pgxpool.Pool
+	prefix string
+	// prepared means that the tables are those of this release. It never becomes false again.
 	prepared atomic.Bool
 }
 
@@ -40,10 +41,12 @@ func Open(rawURL, prefix string) (*Store, error) {
 	if !strings.Contains(rawURL, "pool_max_conns") {
 		c.MaxConns = 10
 	}
+	// The first requests after a pause must not wait for a connection.
 	c.MinConns = min(c.MaxConns, 4)
 	if c.ConnConfig.ConnectTimeout == 0 { // the pool waits two minutes for a host before it tries the next one
 		c.ConnConfig.ConnectTimeout = connectTime
 	}
+	// With several hosts, only the primary takes writes. Others are passed over.
 	if len(c.ConnConfig.Fallbacks) > 0 && c.ConnConfig.ValidateConnect == nil {
 		c.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
@@ -58,6 +61,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 		"plan_cache_mode": "force_generic_plan",
 	}
 	for name, value := range defaults {
+		// A setting of the URL counts.
 		if c.ConnConfig.RuntimeParams[name] == "" {
 			c.ConnConfig.RuntimeParams[name] = value
 		}
@@ -70,7 +74,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return &Store{pool: pool, prefix: prefix}, nil
 }
 
-// withoutSecret removes a URL, which may contain a password.
+// withoutSecret removes a URL, which may contain a password. pgx has it in the text "cannot parse `URL`: reason".
 func withoutSecret(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -83,7 +87,8 @@ func withoutSecret(err error) error {
 }
 
 // named reads the identity of a connection's server, which stays the same during the connection. If a crash may lose
-// commits, each start of the server has another identity.
+// commits, each start of the server has another identity. It is read once for a connection, because pg_control_system
+// reads a file of the server.
 func named(ctx context.Context, c *pgx.Conn) error {
 	_, err := c.Exec(ctx, `SELECT set_config('sluice.server', (SELECT system_identifier FROM pg_control_system()) ||
   CASE WHEN current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off'
@@ -91,11 +96,12 @@ func named(ctx context.Context, c *pgx.Conn) error {
 	return err
 }
 
-// life is the life of the data: the server's, and its timeline, which a promotion changes.
+// life is the life of the data: the server's, and its timeline, which a promotion changes. The timeline is the first
+// eight digits of the name of the current WAL file. A standby has none and answers with an error, so it is never read.
 const life = `current_setting('sluice.server') || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)`
 
 // Prepare connects, and migrates the tables to this release. Call it until it returns nil, before the store is used.
-// Until then all other calls fail.
+// Until then all other calls fail. It makes the partitions of the near future, too.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
@@ -119,6 +125,8 @@ func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }
 // Close ends all connections. It waits for calls in progress.
 func (s *Store) Close() { s.pool.Close() }
 
+// readSQL returns at least one row, for the time and the life, also without keys. A record that is missing has NULLs.
+// The names and ends of accounts are one argument each, so that there is one statement for any number of them.
 const readSQL = `SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, ` + life + `, a.version, a.data
 FROM (SELECT 1) one
 LEFT JOIN unnest($1::text[], $2::bigint[]) WITH ORDINALITY k(name, over, n) ON true
@@ -150,6 +158,7 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	}); err != nil {
 		return x, fmt.Errorf("postgres: %w", err)
 	}
+	// Without keys, the only row is no record.
 	x.Records = x.Records[:min(len(keys), len(x.Records))]
 	return x, nil
 }
@@ -166,7 +175,8 @@ SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, un
 ON CONFLICT DO NOTHING RETURNING name`
 )
 
-// Write implements [account.Store]. It makes all changes in one transaction.
+// Write implements [account.Store]. It makes all changes in one transaction. If a partition was missing, none of the
+// changes was made, and the second try makes all.
 func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
 	if !s.prepared.Load() {
 		return nil, errUnprepared
@@ -197,6 +207,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 		if c.Version == 0 {
 			sql = addSQL
 		}
+		// The name of a partition has no other source than a number.
 		sql, tried[c.Name] = fmt.Sprintf(sql, partitionName(partitionOf(c.Over))), i
 		if all[sql] == nil {
 			all[sql] = &rows{}
@@ -208,6 +219,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	for _, sql := range slices.Sorted(maps.Keys(all)) {
 		r := all[sql]
 		b.Queue(sql, inLife, r.names, r.overs, r.versions, r.untils, r.data).Query(func(rows pgx.Rows) error {
+			// The names of the rows that were written. The others had another version, or the life was another one.
 			names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			for _, name := range names {
 				made[tried[name]] = true
@@ -239,7 +251,7 @@ const mostPayload = 7999
 
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
-// Listen implements [account.Messenger].
+// Listen implements [account.Messenger]. A channel has one node, and a notification one name.
 func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), received func(name string)) error {
 	// A separate connection: it waits for ever, and the pool would lack it.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
@@ -276,7 +288,8 @@ func within[T any](ctx context.Context, d time.Duration, do func(context.Context
 	return do(ctx)
 }
 
-// Send implements [account.Messenger], by notifications.
+// Send implements [account.Messenger], by notifications. A longer name is left out: PostgreSQL would refuse all of
+// them.
 func (s *Store) Send(ctx context.Context, all map[ratelimit.Holder][]string) error {
 	var channels, names []string
 	for node, some := range all {

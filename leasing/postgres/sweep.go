@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A partition has the accounts that end within ten minutes.
+// A partition has the accounts that end within ten minutes. Buckets have partition 0, because they have no end of their
+// own.
 const partitionWidth = ratelimit.LedgerTime(10 * time.Minute / time.Microsecond)
 
 const partitionPrefix = "sluice_accounts_"
@@ -28,6 +29,7 @@ func partitionOf(over ratelimit.LedgerTime) int64 { return int64(over / partitio
 func (s *Store) partitions(ctx context.Context, changes []account.Change) error {
 	var all []int64
 	for i := range changes {
+		// Partition 0 is a part of the schema.
 		if c := &changes[i]; c.Data != nil && c.Over > 0 {
 			all = append(all, partitionOf(c.Over))
 		}
@@ -35,7 +37,8 @@ func (s *Store) partitions(ctx context.Context, changes []account.Change) error 
 	return s.add(ctx, all)
 }
 
-// widen makes the partitions of the near future, so that no request waits for one.
+// widen makes the partitions of the near future, so that no request waits for one. The accounts of the current window
+// of an hour or a day end two periods from its beginning.
 func (s *Store) widen(ctx context.Context) error {
 	var now ratelimit.LedgerTime
 	err := s.pool.QueryRow(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").Scan(&now)
@@ -51,11 +54,14 @@ func (s *Store) widen(ctx context.Context) error {
 	return s.add(ctx, all)
 }
 
+// add makes partitions, unless they exist. Each is a transaction of its own under a lock of all nodes, because two of
+// them can find the same one missing.
 func (s *Store) add(ctx context.Context, all []int64) error {
 	slices.Sort(all)
 	for _, n := range slices.Compact(all) {
 		// Attaching a table blocks no query. Creating it as a partition would.
 		name := partitionName(n)
+		// The range of partition 0 ends at 1.
 		from, to := max(1, n*int64(partitionWidth)), (n+1)*int64(partitionWidth)
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {
@@ -85,7 +91,8 @@ ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%
 const dropMost = 10_000
 
 // Drop implements [account.Store]: it drops whole partitions, and deletes full buckets one by one. If several nodes
-// call it at once, one does it. It gives up tables that stay in use for longer than a moment.
+// call it at once, one does it. It gives up tables that stay in use for longer than a moment. A table in use ends the
+// call with an error, and the next call tries again.
 func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error) {
 	if !s.prepared.Load() {
 		return 0, false, errUnprepared
@@ -100,6 +107,8 @@ func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, m
 			if err != nil || !mine {
 				return err
 			}
+			// A DROP that waits for a lock lets all later messages wait behind it. The scan of full buckets has no
+			// index.
 			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '200ms'; SET LOCAL enable_seqscan = on"); err != nil {
 				return err
 			}
@@ -120,7 +129,8 @@ SELECT ctid FROM sluice_accounts_0 WHERE until <= $1 LIMIT $2))`, int64(before),
 	return n, more, nil
 }
 
-// dropPartitions drops the ended partitions. It returns their number of rows, as PostgreSQL estimates it.
+// dropPartitions drops the ended partitions. It returns their number of rows, as PostgreSQL estimates it. Names of
+// other tables have no number, and are left alone.
 func dropPartitions(ctx context.Context, tx pgx.Tx, before ratelimit.LedgerTime) (rows int, err error) {
 	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
