@@ -52,7 +52,8 @@ const (
 	WasDecided = "decided"
 )
 
-// NewEvent makes the event of a message and its answer.
+// NewEvent makes the event of a message and its answer. A draw's grant is computed as at its sender: the ledger grants
+// nothing for it.
 func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
 		Rule: r.FullName(), Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
@@ -104,7 +105,8 @@ func unsettled(err error) string {
 	return WasFailed
 }
 
-// kindOf is the kind of a claim. The reasons for numbers that look wrong for a plain grant come first.
+// kindOf is the kind of a claim. The reasons for numbers that look wrong for a plain grant come first. So a charge with
+// a grant that fell short is "refused".
 func (e *Event) kindOf(g *account.Grant) string {
 	switch {
 	case g.Err != nil:

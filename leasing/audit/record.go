@@ -34,6 +34,7 @@ type Record struct {
 // OpenRecord opens the file; nil: there is none.
 func OpenRecord(name string, log *slog.Logger) (*Record, error) {
 	if name == "" {
+		// The caller then records nothing.
 		return nil, nil
 	}
 	r, err := openRecord(name, mostBytes)
@@ -59,11 +60,13 @@ func openRecord(name string, most int64) (*Record, error) {
 		most = math.MaxInt64
 	}
 	last := []byte("\n")
+	// An empty file, or a pipe, has no last byte, and needs no line's end.
 	_, _ = f.ReadAt(last, info.Size()-1)
 	return &Record{name: name, most: most, file: f, size: info.Size(), cut: last[0] != '\n'}, nil
 }
 
-// Answer records the answer to a message of an audited rule, before the node spends a grant.
+// Answer records the answer to a message of an audited rule, before the node spends a grant. It blocks for a write to
+// the file, and not for the disk: a crash of the machine may lose the last events.
 func (r *Record) Answer(rule *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
 	e := NewEvent(rule, claim, g)
 	r.add(&e)
@@ -79,12 +82,14 @@ func (r *Record) add(e *Event) {
 	}
 }
 
-// write appends one line, after the end of one that is cut off.
+// write appends one line, after the end of one that is cut off. A full file becomes NAME.1, in place of the one before.
+// If it cannot be moved, it grows, and the error is reported. Nodes go on in any case.
 func (r *Record) write(line []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var moved error
 	if r.size > 0 && r.size+int64(len(line)) > r.most {
+		// Another program, such as logrotate, may have moved it.
 		if _, err := os.Lstat(r.name); err == nil {
 			moved = os.Rename(r.name, r.name+".1") // a mount, for example, cannot be moved, and grows
 		}
@@ -95,12 +100,14 @@ func (r *Record) write(line []byte) (int, error) {
 		_ = r.file.Close()
 		r.file = f
 		r.size = 0
+		// A new file has no line that is cut off.
 		r.cut = moved != nil && r.cut
 	}
 	if r.cut {
 		line = append([]byte("\n"), line...)
 	}
 	n, err := r.file.Write(line)
+	// A full disk writes a part of a line. The next event begins another one, so only one line is lost.
 	r.size, r.cut = r.size+int64(n), n < len(line) && n > 0 || n == 0 && r.cut
 	return n, errors.Join(err, moved)
 }

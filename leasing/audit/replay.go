@@ -62,7 +62,7 @@ type Totals struct {
 	Unrecorded tokens `json:"unrecorded"`
 }
 
-// holder is the state of one.
+// holder is the state of one. Its numbers are those of the ledger's record, as far as events show it.
 type holder struct {
 	total, spent tokens
 	vain         tokens // drawn beyond the limit: the holder does not spend it, and gives it back with its next claim
@@ -72,7 +72,8 @@ type holder struct {
 // separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 
-// Replay sums up events by window, in the order of accounts and windows.
+// Replay sums up events by window, in the order of accounts and windows. Two records may have the same event, so equal
+// events count once.
 func Replay(events []Event) []*Window {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, inOrder)
@@ -120,6 +121,7 @@ func begin(events []Event) *Window {
 	return w
 }
 
+// add applies an event: it follows the holder's record and the sum at the ledger, and assigns an excess to its cause.
 func (w *Window) add(e *Event) {
 	w.Rule = e.Rule
 	switch e.Kind {
@@ -145,6 +147,7 @@ func (w *Window) add(e *Event) {
 	}
 	w.Sum = e.Sum
 	w.Granted += e.Granted
+	// A holder gives the part of a draw beyond the limit back with its next message.
 	w.vain -= h.vain
 	h.vain = 0
 	switch {
@@ -163,7 +166,8 @@ func (w *Window) add(e *Event) {
 	}
 }
 
-// claim adds a claim: the holder's totals, and then the grant.
+// claim adds a claim: the holder's totals, and then the grant. e.Total is after both, and Total less Granted is the
+// total that the ledger booked before the grant.
 func (w *Window) claim(e *Event, h *holder) {
 	if e.Granted < e.Need {
 		w.Short++
@@ -176,7 +180,8 @@ func (w *Window) claim(e *Event, h *holder) {
 	w.judge(e, e.Granted, charged)
 }
 
-// lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant.
+// lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant. A bucket has no
+// totals, so all amounts are sums of events. Unspent tokens of leases stay in Taken.
 func (w *Window) lease(e *Event) {
 	if e.Granted < e.Need {
 		w.Short++
@@ -189,7 +194,8 @@ func (w *Window) lease(e *Event) {
 	w.judge(e, e.Granted, charged)
 }
 
-// take changes a holder's totals.
+// take changes a holder's totals. A holder's usage falls only by refunds. The rest of what its total falls by was in
+// hand.
 func (w *Window) take(h *holder, total, spent tokens) {
 	refunded := max(0, h.spent-spent)
 	w.Refunded += refunded
