@@ -74,7 +74,7 @@ func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 // Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
 func (l *Limiter) Drop(context.Context, ratelimit.Instant, []byte) (bool, error) { return false, nil }
 
-// Reset implements [ratelimit.Inspector].
+// Reset implements [ratelimit.Inspector]. A budget that is shared with other keys is not reset: ErrFull.
 func (l *Limiter) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
