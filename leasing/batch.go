@@ -151,7 +151,8 @@ func (e *epochs) waits(at ledgerTime) bool {
 // stepLeast is the smallest change of the ledger's clock that is reported. Smaller ones are usual with NTP.
 const stepLeast = time.Second
 
-// Leases end by the bounds of before, and windows are read anew from now on.
+// stepped reports a step of the ledger's clock. Leases end by the bounds of before, and windows are read anew from now
+// on.
 func (f *Fleet) stepped(by time.Duration) {
 	switch {
 	case by >= stepLeast:

@@ -58,7 +58,8 @@ func (c *core) undoInStore(now instant, asks []ask, verdicts []verdict) {
 	c.undoHere(now, asks, verdicts)
 }
 
-// undoStoreless takes back a charge where its account is by now: accounts move with their keys.
+// undoStoreless takes back a charge where its account is by now: accounts move with their keys. Where the account is
+// not here, the credit is owed to its owner.
 func (c *core) undoStoreless(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
 	c.gate.RLock() // the account does not move meanwhile

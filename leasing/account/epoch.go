@@ -355,7 +355,7 @@ func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l
 // verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16
 
-// It waits for all of them, also after an error.
+// each looks at all servers at the same time. It waits for all of them, also after an error.
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	x, err := l.known(ctx)
 	if err != nil {

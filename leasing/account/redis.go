@@ -365,7 +365,8 @@ func (t *trip) readTime(at *redis.TimeCmd) error {
 	return nil
 }
 
-// Redis requires all keys of a script as arguments. Both have the same hash tag, so they are in one slot.
+// names are the keys of a claim's script: Redis requires all of them as arguments. Both have the same hash tag, so they
+// are in one slot.
 func (t *trip) names(c *Claim) []string {
 	names := []string{t.nameOf(c.Key, c.account())}
 	if looksBack(&c.Limit) {

@@ -63,7 +63,7 @@ const (
 	recordsKey = root + "records/"
 )
 
-// Records of all fleets have this root: the prefix of a fleet is a part of the names.
+// keyOf is the key of a record. Records of all fleets have one root: the prefix of a fleet is a part of their names.
 func keyOf(name string) string { return recordsKey + name }
 
 // Prepare connects, and reads or begins the life of the data. Call it until it returns nil, before the store is used.
@@ -143,8 +143,8 @@ func (s *Store) Ping(ctx context.Context) error {
 	return err
 }
 
-// WithRequireLeader makes a member without a leader answer with an error. Otherwise the call would wait for its
-// deadline.
+// revision reads the revision of the data. WithRequireLeader makes a member without a leader answer with an error.
+// Otherwise the call would wait for its deadline.
 func (s *Store) revision(ctx context.Context) (int64, error) {
 	c, err := s.connect(ctx)
 	if err != nil {
@@ -336,8 +336,8 @@ func (s *Store) write(
 	return nil
 }
 
-// Each record is compared and put by its own nested transaction, so that one that another node has changed does not
-// keep the others from their change. A Version of 0 compares with a missing key.
+// commit sends one transaction. Each record is compared and put by its own nested one: a record that another node has
+// changed does not keep the others from their change. A Version of 0 compares with a missing key.
 func (s *Store) commit(
 	ctx context.Context, c *clientv3.Client, nonce string, changes []account.Change,
 ) (*clientv3.TxnResponse, error) {
