@@ -338,8 +338,8 @@ func (k *known) older(own *Record, is *ratelimit.Epoch) bool {
 }
 
 // advance gives the epoch's record another version, unless another node has done so since the last read without claims.
-// So with any number of nodes, the record is written about once in a beat. Without a write, a restored copy of a moment
-// ago would have the same version, and its loss would not show.
+// So with any number of nodes, it is written about once in a beat. Otherwise a restored copy of a moment ago would have
+// the same version, and its loss would not show.
 func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 	own := s.Records[0]
 	if own.Version == 0 || l.lastBeat.Swap(own.Version) != own.Version {

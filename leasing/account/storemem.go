@@ -18,9 +18,9 @@ type MemoryStore struct {
 
 	mu   sync.Mutex
 	life string // guarded by mu
-	// It is never given twice, also for a record that was dropped and made again. Otherwise a writer that read the
-	// dropped one would replace the new one.
-	version uint64                  // guarded by mu: the last one given
+	// version is the last one given. It is never given twice, also for a record that was dropped and made again:
+	// otherwise a writer that read the dropped one would replace the new one. Guarded by mu.
+	version uint64
 	records map[string]memoryRecord // guarded by mu
 	sweep   int                     // guarded by mu: number of records that starts the next sweep
 }

@@ -30,7 +30,7 @@ import (
 //
 // A process that began after the restore has no earlier write, and has lost nothing.
 
-// Its value is 16 hexadecimal digits. A life in a snapshot is "cluster-number", as in
+// lifeKey has 16 hexadecimal digits as its value. A life in a snapshot is "cluster-number", as in
 // "cdf818194e3a8c32-9b1d6f0a3c5e7f21".
 const lifeKey = root + "life"
 
