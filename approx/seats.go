@@ -73,10 +73,10 @@ func (s *seat) clamp(now ratelimit.LedgerTime) {
 // claim is the protocol of seats, in one step:
 //
 //  1. Bound times that the ledger's clock has not reached: it may have been set back.
-//  2. A tenant that names its seat and its fence keeps the seat, or leaves it. A seat that the ledger has lost is its own
-//     again, with its fence.
-//  3. Otherwise give a free seat: the one whose last tenant stopped first, because windows that began before that are lost
-//     to the new tenant.
+//  2. A tenant that names its seat and its fence keeps the seat, or leaves it. A seat that the ledger has lost is its
+//     own again, with its fence.
+//  3. Otherwise give a free seat: the one whose last tenant stopped first. Windows that began before that are lost to
+//     the new tenant.
 func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 	seats := r.Seats
 	for _, s := range seats {
