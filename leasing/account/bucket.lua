@@ -1,5 +1,5 @@
--- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level, carry,
--- at, hand, old, fence. Lease is the slot of the holder's lease, Slot the length of one.
+-- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level,
+-- carry, at, hand, old, fence. Lease is the slot of the holder's lease, Slot the length of one.
 local MICRO, MOST_BURST, WAITS, STATED = 1000000, 4294967295, 1000000, -1
 -- A missing field is zeros: at is 0, so the bucket is new, and full.
 local level, carry, at, hand, old, fence = unpacked(redis.call('HGET', KEYS[1], 'b'), '<dddddd')

@@ -59,8 +59,8 @@ is = is or carried or nil
 
 -- A new life is old, until a node that has read another one says so: a first start is no loss.
 if not is or former and is.with ~= '-' and is.with ~= replid then is = { id = id, began = now, ends = 0 } end
--- another: the node has read another life of this server. A server that is new to a Cluster, and was a replica, may have
--- replaced a master whose life the node has read.
+-- another: the node has read another life of this server. A server that is new to a Cluster, and was a replica, may
+-- have replaced a master whose life the node has read.
 local was = string.match(known, '^%x+')
 local another = was and was ~= is.id or not was and former and flags % 4 >= 2
 -- Slots without their data are a loss under the same id: the life is as young as a new one.
