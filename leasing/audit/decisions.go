@@ -18,7 +18,8 @@ type Decisions struct {
 
 	record *Record
 	holder string
-	// time divides windows of decisions that name none, as those of on_store_failure.
+	// time divides windows of decisions that name none, as those of on_store_failure. It is the ledger's clock, as far
+	// as this node has read it.
 	time func(ratelimit.Instant) ratelimit.LedgerTime
 
 	mu   sync.Mutex

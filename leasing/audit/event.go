@@ -10,7 +10,8 @@ import (
 )
 
 // Event is the answer to a message about an audited rule, as its node received it. All numbers of tokens are those of
-// [account.Claim] and [account.Grant]. Fence is 0 if the message was not settled, and for a draw.
+// [account.Claim] and [account.Grant]. Fence is 0 if the message was not settled, and for a draw. Two events of one
+// message are equal in all fields: so a replay finds repetitions.
 type Event struct {
 	Kind      string               `json:"kind"`
 	Rule      string               `json:"rule"`
@@ -79,7 +80,8 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	return e
 }
 
-// newDecided makes the event of a holder's decisions in a window, without any yet.
+// newDecided makes the event of a holder's decisions in a window, without any yet. Several such events of one holder
+// add up.
 func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
 	e := Event{
 		Kind: WasDecided, Rule: r.FullName(), Key: account, Holder: holder, Window: w,

@@ -19,10 +19,12 @@ import (
 // mostBytes is how large a record gets before it is moved to NAME.1, whose content goes.
 const mostBytes = 64 << 20
 
-// Record is AUDIT_FILE: a line for each event. It starts anew when it is full. It is safe for concurrent use.
+// Record is AUDIT_FILE: a line for each event. It starts anew when it is full. It is safe for concurrent use. A line is
+// an Event in JSON. A full file becomes NAME.1.
 type Record struct {
-	name   string
-	most   int64
+	name string
+	most int64
+	// failed is called for each event that could not be written, and must be cheap.
 	failed func(error)
 
 	mu   sync.Mutex
@@ -73,6 +75,7 @@ func (r *Record) Answer(rule *ratelimit.Rule, claim *account.Claim, g *account.G
 }
 
 func (r *Record) add(e *Event) {
+	// An error does not keep the node from spending: limits are kept, and the record has a gap.
 	line, err := json.Marshal(e)
 	if err == nil {
 		_, err = r.write(append(line, '\n'))
@@ -112,7 +115,8 @@ func (r *Record) write(line []byte) (int, error) {
 	return n, errors.Join(err, moved)
 }
 
-// ReadFile reads the events of a record. missing names lines that a full disk or a crash has cut off.
+// ReadFile reads the events of a record. missing names lines that a full disk or a crash has cut off. A file without
+// any event is an error, because it is most likely another file.
 func ReadFile(name string) (all []Event, missing []string, err error) {
 	f, err := os.Open(name)
 	if err != nil {

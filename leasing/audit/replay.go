@@ -11,7 +11,8 @@ import (
 
 type tokens = ratelimit.Tokens
 
-// Window is the summary of one account's events.
+// Window is the summary of one account's events. Its totals follow the events in the order of their settlement, so they
+// are those after the last one.
 type Window struct {
 	Rule   string           `json:"rule"`
 	Key    string           `json:"key"`
@@ -96,14 +97,16 @@ func Replay(events []Event) []*Window {
 }
 
 // inOrder sorts events in the order of their settlement. Fences are times of the ledger that always rise, while its
-// clock may be set back. A draw has no fence.
+// clock may be set back. A draw has no fence. Events of one instant have the order of their holders, so that a replay
+// has one result.
 func inOrder(a, b Event) int {
 	at := func(e *Event) int64 { return max(int64(e.Fence), int64(e.At)) }
 	return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Window, b.Window), cmp.Compare(at(&a), at(&b)),
 		strings.Compare(a.Holder, b.Holder))
 }
 
-// begin is the window of the first of some events.
+// begin is the window of the first of some events. The limit of the whole window is needed before its first event is
+// judged.
 func begin(events []Event) *Window {
 	first := &events[0]
 	w := &Window{Key: first.Key, Window: first.Window, holders: map[string]*holder{}}
@@ -161,6 +164,7 @@ func (w *Window) add(e *Event) {
 	default:
 		w.claim(e, h)
 	}
+	// The sum of a sliding window includes usage of the previous one, and that of a bucket refills.
 	if e.Algorithm == ratelimit.FixedWindow.String() {
 		w.Unrecorded = max(0, w.Sum-w.vain-w.Taken)
 	}
@@ -205,7 +209,8 @@ func (w *Window) take(h *holder, total, spent tokens) {
 	h.total, h.spent = total, spent
 }
 
-// judge assigns the excess after an event to the latest cause: first to grants, then to charges.
+// judge assigns the excess after an event to the latest cause: first to grants, then to charges. A bucket's excess is
+// judged by the claim's own limit, because its level refers to that.
 func (w *Window) judge(e *Event, granted, charged tokens) {
 	level, limit := e.Sum, e.Limit
 	if w.Window != 0 {

@@ -90,6 +90,7 @@ func (s *Store) Prepare(ctx context.Context) error {
 	return nil
 }
 
+// A node that starts without etcd tries again.
 const prepareTime = time.Second
 
 // connect makes the client, if there is none. A client with a password connects at once, and others with their first
@@ -130,6 +131,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 
 var errUnprepared = errors.New("etcd: the cluster has not answered yet")
 
+// connected returns the client; before Prepare has succeeded, it is an error.
 func (s *Store) connected() (*clientv3.Client, error) {
 	if !s.prepared.Load() {
 		return nil, errUnprepared
@@ -165,7 +167,7 @@ func (s *Store) Close() {
 }
 
 // now is this node's time. It stands still if the clock was set back: ended windows must not return, because their
-// accounts may be gone.
+// accounts may be gone. Each call is at least the last one's time, also in other goroutines.
 func (s *Store) now() ratelimit.LedgerTime {
 	now := time.Now().UnixMicro()
 	for {
@@ -301,6 +303,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
+// sizeOf is about the bytes of a change in a transaction.
 func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) }
 
 // write makes changes in one transaction. It fills made. An error may mean that the changes were made.

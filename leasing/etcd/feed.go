@@ -77,6 +77,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 		after = 0
 	}
 	p = table.Page{Life: x.Life, Now: x.Now, Place: max(after, is.Place)}
+	// There is nothing new.
 	if is.Place <= after {
 		return p, nil
 	}
@@ -102,7 +103,8 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	return p, nil
 }
 
-// another begins another life in place of one.
+// another begins another life in place of one. Of several nodes that find the older copy, one does it: the others'
+// comparison fails, and they read the new life.
 func (f Feed) another(ctx context.Context, life string) error {
 	_, nonce, _ := parseLife(life)
 	_, err := f.client.Load().Txn(clientv3.WithRequireLeader(ctx)).
@@ -208,7 +210,8 @@ func (f Feed) change(
 	}
 }
 
-// records are those of keys, and their places.
+// records are those of keys, and their places; the zero Record and 0 for one that is missing. It reads outside of the
+// transaction that writes, which the tip protects.
 func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, places []int64, err error) {
 	ops := make([]clientv3.Op, len(keys))
 	for i, key := range keys {
@@ -264,7 +267,8 @@ func (at *tip) drops(f Feed, records, has []table.Record, places []int64) (ops [
 	return ops, nil
 }
 
-// put makes a change, unless the tip or the life is another one.
+// put makes a change, unless the tip or the life is another one. done is false if another node was faster: then nothing
+// was written.
 func (f Feed) put(ctx context.Context, life string, version uint64, at *tip, ops []clientv3.Op) (done bool, err error) {
 	cluster, nonce, ok := parseLife(life)
 	if !ok {

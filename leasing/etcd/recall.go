@@ -40,7 +40,8 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 	return nil
 }
 
-// Send implements [account.Messenger].
+// Send implements [account.Messenger]. A later message to a node overwrites an earlier one. Its watch has both, in
+// their order.
 func (s *Store) Send(ctx context.Context, names map[ratelimit.Holder][]string) error {
 	c, err := s.connected()
 	if err != nil {

@@ -36,7 +36,8 @@ FROM sluice_feed f LEFT JOIN (
 	// none.
 	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top
 FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
-	isSQL  = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
+	isSQL = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
+	// A record that is not above the present one changes nothing: it keeps the present one's place.
 	putSQL = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place)
 SELECT $1, c.key, c.version, c.ends, c.value, $2 + c.n
 FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bytea[]) WITH ORDINALITY c(key, version, ends, value, n)
@@ -44,7 +45,8 @@ ON CONFLICT (prefix, key) DO UPDATE SET version = excluded.version, ends = exclu
   place = excluded.place
 WHERE (excluded.version, excluded.ends, excluded.value) > (t.version, t.ends, t.value)`
 	placeSQL = `UPDATE sluice_feed SET place = $2, top = greatest(top, $3) WHERE prefix = $1`
-	dropSQL  = `DELETE FROM sluice_table t USING unnest($2::bytea[], $3::bigint[]) c(key, version)
+	// A record with another version has changed meanwhile, and stays.
+	dropSQL = `DELETE FROM sluice_table t USING unnest($2::bytea[], $3::bigint[]) c(key, version)
 WHERE t.prefix = $1 AND t.key = c.key AND t.version = c.version`
 )
 
@@ -145,7 +147,7 @@ func (x *feed) put(ctx context.Context, records []table.Record) error {
 	return x.tx.SendBatch(ctx, &b).Close()
 }
 
-// Merge implements [table.Store].
+// Merge implements [table.Store]. All of them are one transaction, and their places follow each other.
 func (f Feed) Merge(ctx context.Context, life string, records []table.Record) error {
 	return f.locked(ctx, life, func(x *feed) error { return x.put(ctx, records) })
 }
@@ -162,7 +164,7 @@ func (f Feed) Drop(ctx context.Context, life string, records []table.Record) err
 	})
 }
 
-// Set implements [table.Store].
+// Set implements [table.Store]. The version is above all earlier ones, also of records that were dropped.
 func (f Feed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {

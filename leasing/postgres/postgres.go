@@ -66,6 +66,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 			c.ConnConfig.RuntimeParams[name] = value
 		}
 	}
+	// Each connection reads the identity of its server once, before its first use.
 	c.AfterConnect = named
 	pool, err := pgxpool.NewWithConfig(context.Background(), c)
 	if err != nil {
@@ -119,7 +120,7 @@ func (s *Store) Prepare(ctx context.Context) error {
 
 var errUnprepared = errors.New("postgres: the tables are not verified yet")
 
-// Ping asks whether the server answers.
+// Ping asks whether the server answers. It uses a connection of the pool, so it also shows a pool that is used up.
 func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }
 
 // Close ends all connections. It waits for calls in progress.
@@ -166,10 +167,13 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 // What is changed, and what is new, of one partition, which is named: through the table of all, PostgreSQL would open
 // each partition for each message. Most messages need only one of the two statements.
 const (
+	// In another life, the condition holds for no row: none is written, and no name is returned.
 	rowsSQL = ` FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[])
   c(name, over, version, until, data) WHERE ` + life + ` = $1`
 	changeSQL = `UPDATE %s a SET version = a.version + 1, until = c.until, data = c.data` + rowsSQL + `
   AND a.name = c.name AND a.over = c.over AND a.version = c.version RETURNING a.name`
+	// A new row's version is the time, so that a row that was dropped and made again never has an old one. Where
+	// another node was faster, the row stays as it is.
 	addSQL = `INSERT INTO %s (name, over, version, until, data)
 SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, until, data` + rowsSQL + `
 ON CONFLICT DO NOTHING RETURNING name`
@@ -194,6 +198,8 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 // noPartition is PostgreSQL's code for a missing table: undefined_table.
 const noPartition = "42P01"
 
+// write makes changes in one batch. They are grouped by statement: the partition, and whether they are new. Each
+// statement returns the names of the rows that it wrote.
 func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
 	made, tried := make([]bool, len(changes)), map[string]int{}
 	all := map[string]*rows{} // by their statements
@@ -233,7 +239,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// rows are what one statement writes.
+// rows are what one statement writes. Its slices are the columns of the statement's arguments.
 type rows struct {
 	names                   []string
 	overs, versions, untils []int64
@@ -259,6 +265,7 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 		return err
 	}
 	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	// ready is called after this: from here on, PostgreSQL keeps notifications for the connection.
 	if _, err := c.Exec(ctx, "LISTEN "+pgx.Identifier{channelOf(node)}.Sanitize()); err != nil {
 		return err
 	}

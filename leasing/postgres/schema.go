@@ -12,7 +12,8 @@ import (
 //go:embed schema.sql
 var schemaSQL string
 
-// migrations lead from schema version i to version i+1. They never change: a release adds one.
+// migrations lead from schema version i to version i+1. They never change: a release adds one. The version in the table
+// is their number, so 0 is an empty database.
 var migrations = []string{schemaSQL, feedSQL}
 
 // ErrSchema means that the tables belong to a later release.

@@ -25,7 +25,8 @@ func partitionName(n int64) string { return partitionPrefix + strconv.FormatInt(
 
 func partitionOf(over ratelimit.LedgerTime) int64 { return int64(over / partitionWidth) }
 
-// partitions makes the partitions of changes, which then stay.
+// partitions makes the partitions of changes, which then stay. It is for windows that widen has not foreseen, such as
+// months, and for a node whose Drop failed.
 func (s *Store) partitions(ctx context.Context, changes []account.Change) error {
 	var all []int64
 	for i := range changes {
@@ -87,7 +88,7 @@ ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%
 	return nil
 }
 
-// dropMost bounds the rows of buckets that one call deletes.
+// dropMost bounds the rows of buckets that one call deletes. If there were as many, there may be more (Store.Drop).
 const dropMost = 10_000
 
 // Drop implements [account.Store]: it drops whole partitions, and deletes full buckets one by one. If several nodes
@@ -112,6 +113,7 @@ func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, m
 			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '200ms'; SET LOCAL enable_seqscan = on"); err != nil {
 				return err
 			}
+			// Both are in one transaction, and a failure leaves all of it for the next call.
 			n, err = dropPartitions(ctx, tx, before)
 			if err != nil {
 				return err
@@ -143,6 +145,7 @@ WHERE i.inhparent = 'sluice_accounts'::regclass`)
 	var n int
 	if _, err := pgx.ForEachRow(found, []any{&name, &n}, func() error {
 		number, err := strconv.ParseInt(strings.TrimPrefix(name, partitionPrefix), 10, 64)
+		// The partition ends with its last window, and nothing in it is read after that.
 		if err == nil && number > 0 && ratelimit.LedgerTime(number+1)*partitionWidth <= before {
 			over = append(over, name)
 			rows += n

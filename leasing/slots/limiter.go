@@ -42,7 +42,8 @@ type Limiter struct {
 
 // slotStats counts the work of a Limiter.
 type slotStats struct {
-	failed    atomic.Uint64 // messages
+	// failed counts messages of which no ask was answered.
+	failed    atomic.Uint64
 	time      ratelimit.Distribution
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64
 }
@@ -95,12 +96,14 @@ func New(ledger account.SlotLedger, alone *local.Limiter, clock ratelimit.Clock)
 	}
 	lanes := slotLanes
 	if p, ok := ledger.(account.Partitioned); ok && p.Partitions() > 1 {
+		// All asks of a key are about one slot set, and so in one part.
 		f.part, lanes = p.Partition, p.Partitions()
 	}
 	f.lanes = make([]slotLane, lanes)
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.Options = lane.Options{
+			// One message of a lane is in flight at a time. So the order of a lane's asks is the order at the ledger.
 			Size: mostSlotQueue, Patient: mostGives, Flights: func() int { return 1 }, Clock: clock,
 			After: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 		}
@@ -173,13 +176,16 @@ func (f *Limiter) begin(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Ve
 	return nil
 }
 
+// slotCallOf is the call of an ask. Its key is the ledger's name, and its end counts from now: the ledger's may be a
+// little later.
 func slotCallOf(now ratelimit.Instant, a *ratelimit.Ask) *slotCall {
 	c := &slotCall{SlotAsk: account.SlotAskOf(a), done: make(chan struct{})}
 	c.Key, c.till = ratelimit.KeyName(a.Key), now.Add(c.TTL)
 	return c
 }
 
-// give gives a slot back at the ledger.
+// give gives a slot back at the ledger. A give is patient: it leaves with the next message of the lane, or after its
+// wait.
 func (f *Limiter) give(a *ratelimit.Ask, c *slotCall) {
 	if !f.lane(c.Key).Later(c, lane.GatherFor(a.Rule)) {
 		c.finish(account.SlotAnswer{Err: errGives})
@@ -223,7 +229,8 @@ func (f *Limiter) end(ctx context.Context, now ratelimit.Instant, c *slotCall, a
 	}
 }
 
-// fail decides without the ledger, by the rule's on_store_failure.
+// fail decides without the ledger, by the rule's on_store_failure. An admission under open has the number of its slot,
+// so that its end gives back what a late take may have taken.
 func (f *Limiter) fail(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, why ratelimit.FallbackReason) {
 	f.stats.fallbacks[why].Add(1)
 	*v = ratelimit.Verdict{}
@@ -304,7 +311,7 @@ func (l *slotLane) again(clock ratelimit.Clock, gives []*slotCall) {
 	})
 }
 
-// retryLocked puts some failed gives into the queue again.
+// retryLocked puts some failed gives into the queue again. They wait for no others: they have waited before.
 func (l *slotLane) retryLocked(n int) {
 	for _, c := range l.failed[:n] {
 		// If the queue is full, the slot comes back when its time is over.
