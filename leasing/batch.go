@@ -168,7 +168,7 @@ func (f *Fleet) stepped(by time.Duration) {
 // inWindow reports whether a message is about an account of a window.
 func inWindow(c *account.Claim) bool { return c.Limit.Algorithm != ratelimit.TokenBucket }
 
-// A beat has no grant, and counts as a round trip only.
+// count counts a round trip and its answers. A beat has no grant, and counts as a round trip only.
 func (b *batch) count(grants []account.Grant, err error) {
 	f := b.Fleet
 	f.stats.roundTrips.Add(1)

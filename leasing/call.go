@@ -40,7 +40,7 @@ type waiter struct {
 	waits    tokens // its part of the key's Waiting
 }
 
-// The longest deadlines of the rules count, because one caller waits for all asks.
+// add adds an ask that has to wait. The longest deadlines of the rules count, because one caller waits for all asks.
 func (c *call) add(a *ask, v *verdict) {
 	c.waits = append(c.waits, waiter{ask: a, verdict: v})
 	of := &a.Rule.Coordination

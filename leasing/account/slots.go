@@ -152,7 +152,7 @@ func (l *Redis) slots(
 	return again
 }
 
-// The client of a Cluster finds the server of each command by itself.
+// universal is the client of all keys. That of a Cluster finds the server of each command by itself.
 func (l *Redis) universal() redis.UniversalClient {
 	if l.cluster != nil {
 		return l.cluster
@@ -160,7 +160,7 @@ func (l *Redis) universal() redis.UniversalClient {
 	return l.one.client
 }
 
-// The reply is two integers: the number of taken slots, and 1 if this slot is one of them.
+// slotAnswer reads two integers: the number of taken slots, and 1 if this slot is one of them.
 func slotAnswer(c *redis.Cmd) SlotAnswer {
 	n, err := c.Int64Slice()
 	switch {

@@ -260,8 +260,8 @@ func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *ac
 	return int64(life.Version), nil
 }
 
-// A record's version is the revision of its last change, which the whole cluster counts: a key that was deleted and
-// made again has a higher one.
+// recordOf is the record of a key. Its version is the revision of its last change, which the whole cluster counts: a
+// key that was deleted and made again has a higher one.
 func recordOf(r *etcdserverpb.RangeResponse) account.Record {
 	if len(r.GetKvs()) == 0 {
 		return account.Record{}
