@@ -24,6 +24,7 @@ type call struct {
 	check    time.Duration // the longest of the rules that drift
 	deadline time.Duration // the longest of the rules
 	drifts   bool          // one of the rules drifts
+	// drifting means that the first deadline is over, and overdue that the last one is.
 	drifting bool
 	overdue  bool
 }
@@ -37,7 +38,8 @@ type waiter struct {
 	final    bool        // the verdict is final, and waits to be booked
 	answered instant     // when the ledger answered it first, perhaps in an earlier window; 0: it has not
 	done     bool
-	waits    tokens // its part of the key's Waiting
+	// waits is its part of the key's Waiting, 0 if it waits for no tokens.
+	waits tokens
 }
 
 // add adds an ask that has to wait. The longest deadlines of the rules count, because one caller waits for all asks.
@@ -80,8 +82,8 @@ func (c *call) advance(now instant) (open bool) {
 	return open
 }
 
-// timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
-// next deadline.
+// timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the next
+// deadline. A call without rules that drift has one deadline, after which it is overdue at once.
 func (c *call) timeOver(gone bool) time.Duration {
 	c.overdue = c.drifting || gone || c.patience() == c.deadline
 	c.drifting = true
@@ -91,8 +93,8 @@ func (c *call) timeOver(gone bool) time.Duration {
 	return c.deadline - c.patience()
 }
 
-// next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other
-// takes no longer than waiting for all.
+// next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other takes
+// no longer than waiting for all. nil blocks for ever in a select: then only the deadline ends the wait.
 func (c *call) next() <-chan struct{} {
 	for i := range c.waits {
 		if w := &c.waits[i]; !w.done && w.flight != nil {
@@ -145,7 +147,12 @@ func (c *call) decide(now instant, w *waiter) {
 	}
 }
 
-// lookLocked answers an ask by the key's state, or lets it wait for a flight.
+// lookLocked answers an ask by the key's state, or lets it wait for a flight. If its claim has been answered, it tells
+// Take what that brought:
+//
+//   - Granted: tokens, under a limit that is at most the ask's. They are the ask's own, whatever is refused since.
+//   - Last: another claim would change nothing. Less is left than the cost, or half of the time is over and others were
+//     recalled for a small limit.
 func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *waiter, certain bool) {
 	if !certain {
 		c.uncertainLocked(k, w, there)

@@ -73,6 +73,7 @@ type Fleet struct {
 
 // names are this node's names in the ledger, and the registration with which leases under some of them end.
 type names struct {
+	// reclaim is the registration, and name the first of the node's names.
 	reclaim reclaim
 	name    ratelimit.Holder // the first
 	dropped atomic.Uint64    // dropped keys: each of them changes the name of later keys
@@ -304,7 +305,7 @@ func (f *Fleet) sizing(r *ratelimit.Rule, l *fleetLane) lease.Sizing {
 	return lease.Sizing{Rule: r, Nodes: max(1, f.Nodes()), Trip: l.roundTrip()}
 }
 
-// keyName is the ledger's name of a key.
+// keyName is the ledger's name of a key. It is made for each message, and not kept with the key: a hit needs no name.
 func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {
 		return string(key)
@@ -325,7 +326,8 @@ var _ interface {
 	ratelimit.Inspector
 } = (*Fleet)(nil)
 
-// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older.
+// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older. That
+// answer may return the same tokens: again makes another message follow it.
 func (f *Fleet) recallLocked(now instant, k entry) {
 	k.Recalled(now)
 	if fl, _ := f.joinLocked(k); fl != nil && fl.written {
@@ -333,7 +335,8 @@ func (f *Fleet) recallLocked(now instant, k entry) {
 	}
 }
 
-// renewLocked sends a message in the background, if there is something to report or to claim.
+// renewLocked sends a message in the background, if there is something to report or to claim. It follows each decision
+// from tokens in hand, so its first questions must be cheap.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	if k.use.flight != nil || f.ended.Load() { // the lanes have stopped
 		return

@@ -17,11 +17,12 @@ type fleetLane struct {
 	lane.Breaker
 	part int
 
-	mu       sync.Mutex
-	clock    lease.LedgerClock // guarded by mu
-	epochs                     // guarded by mu
-	beat     *beat             // guarded by mu; nil: there is none
-	answered instant           // guarded by mu
+	mu     sync.Mutex
+	clock  lease.LedgerClock // guarded by mu
+	epochs                   // guarded by mu
+	beat   *beat             // guarded by mu; nil: there is none
+	// answered is the instant of the last answer; 0: there was none. Guarded by mu.
+	answered instant
 
 	trip atomic.Int64 // a round trip of late without others in flight, in nanoseconds; 0: unknown
 }
@@ -42,14 +43,18 @@ func (l *fleetLane) took(d time.Duration) {
 // flights is the maximum of batches in flight. With 80 ms to a ledger, 16 batches are in flight, one each 5 ms.
 func (l *fleetLane) flights() int { return max(flights, min(int(l.roundTrip()/fanned), mostFlights)) }
 
-// epochs is the current epoch of a part. It is guarded by its lane's mu.
+// epochs is the current epoch of a part. It is guarded by its lane's mu. A life begins with a new epoch, and with each
+// complete restatement of totals (restateIfDue). A key has the life in which the ledger last had its total
+// (reportedLife), and sweeps state it again if that is an earlier one.
 type epochs struct {
 	epoch ratelimit.Epoch
-	life  uint8   // counts the epochs, and complete restatements
-	began uint8   // life in which the epoch began
-	asked instant // time of the first message that showed this epoch
-	first bool    // this process has read no other
-	peers int     // number of nodes that may admit a part in it (FleetOptions.Peers)
+	life  uint8 // counts the epochs, and complete restatements
+	began uint8 // life in which the epoch began
+	// asked is when the last message was sent that showed this epoch. All events of the ledger before it were in this
+	// epoch, or in an earlier one.
+	asked instant
+	first bool // this process has read no other
+	peers int  // number of nodes that may admit a part in it (FleetOptions.Peers)
 }
 
 // part is what this node may admit of a key in a young epoch: a twentieth of the limit is for all nodes.
@@ -92,7 +97,8 @@ func (l *fleetLane) young(now instant) (epochs, bool) {
 	return is, is.epoch.Young(early)
 }
 
-// alive reports whether the ledger answers other messages.
+// alive reports whether the ledger answers other messages. A store that answers others is late for this key only, and
+// its last answer decides (Overdue).
 func (l *fleetLane) alive(now instant) bool {
 	if l.Open() {
 		return false
@@ -105,7 +111,8 @@ func (l *fleetLane) alive(now instant) bool {
 // lane is the lane of a key's messages.
 func (f *Fleet) lane(k entry) *fleetLane { return &f.lanes[k.cell.Val.lane] }
 
-// laneNumber is the lane of a new key: the part of the ledger that has its accounts never changes.
+// laneNumber is the lane of a new key: the part of the ledger that has its accounts never changes. It is computed once
+// for a key, because a Cluster's slot costs a hash of its name.
 func (f *Fleet) laneNumber(key []byte) uint8 {
 	if len(f.lanes) == 1 {
 		return 0

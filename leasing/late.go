@@ -8,13 +8,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// lateReport is the last report on an account whose window is over.
+// lateReport is the last report on an account whose window is over. It has the whole part of the ended window, so the
+// key goes on with the next one at once.
 type lateReport struct {
 	lease.Part
 	statement
 	// name and as are those of the account: the key may have left the table, or have another name by now.
-	name  string
-	as    ratelimit.Holder
+	name string
+	as   ratelimit.Holder
+	// tries is the number of attempts that failed. It is in Seq and in the message's number.
 	tries int
 	until instant // it is tried until then, because its usage counts in the next window; 0: lateTries times
 }
@@ -106,6 +108,7 @@ func (f *Fleet) retryLate(l *lateReport) {
 	f.endLate(l)
 }
 
+// endLate ends a report. Only one that was tried for long was counted.
 func (f *Fleet) endLate(l *lateReport) {
 	if l.tries >= lateTries {
 		f.stats.late.Add(-1)

@@ -187,7 +187,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	return err
 }
 
-// refundAll refunds the sum that the first claim shows.
+// refundAll refunds the sum that the first claim shows. The first claim states nothing, and shows the sum. The second
+// states a total below 0 by as much, and shows whether it counted. Claims in between by others only change the rest.
 func (f *Fleet) refundAll(ctx context.Context, rule *ratelimit.Rule, c account.Claim) error {
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant

@@ -184,6 +184,7 @@ func (f *Fleet) noteShort(r *ratelimit.Rule, c *account.Claim) {
 	}
 }
 
+// note keeps a shortage for the next beat. One that has no room is noted again with its next claim that falls short.
 func (f *Fleet) note(s shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()

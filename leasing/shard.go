@@ -12,13 +12,15 @@ import (
 // shard is a part of the keys. It is guarded by its mutex. The padding fills its last cache line, so that two locks
 // never share one.
 type shard struct {
-	mu    sync.Mutex
-	keys  *keytable.Table[key] // guarded by mu
-	uses  []*use               // guarded by mu; by number
-	free  []uint32             // guarded by mu; numbers of unused uses
-	most  int                  // maximum of uses, while some of them may be dropped
-	hand  int                  // guarded by mu; position of the search for a use to drop
-	rules ruleNumbers          // guarded by mu
+	mu   sync.Mutex
+	keys *keytable.Table[key] // guarded by mu
+	// uses are the recent uses, by number. They are pointers, because entries keep theirs while the slice grows.
+	// Guarded by mu.
+	uses  []*use
+	free  []uint32    // guarded by mu; numbers of unused uses
+	most  int         // maximum of uses, while some of them may be dropped
+	hand  int         // guarded by mu; position of the search for a use to drop
+	rules ruleNumbers // guarded by mu
 	// seq and sent begin anew with the process, and so does the holder's name.
 	seq  uint64        // guarded by mu: of claims
 	sent uint32        // guarded by mu: number of the last message
@@ -64,7 +66,8 @@ func (s *shard) open(arena *keytable.Arena, maxKeys int, ends *atomic.Int64) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
 }
 
-// entry is the complete state of one key, while its shard is locked.
+// entry is the complete state of one key, while its shard is locked. It is made for each visit, and must not outlive
+// it: the cell moves when another key comes or goes.
 type entry struct {
 	lease.Entry
 	shard *shard
@@ -72,7 +75,7 @@ type entry struct {
 	use   *use
 }
 
-// account is the account's name in verdicts, for Undo. A bucket is one account.
+// account is the account's name in verdicts, for Undo. A bucket is one account, though its Window is that of its lease.
 func (k *entry) account(l *ratelimit.Limit) window {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return 1
@@ -130,7 +133,8 @@ func (s *shard) endLocked(c *cell) {
 	}
 }
 
-// take finds a use for a key: a free one, a new one, or one of a key that is no longer busy.
+// take finds a use for a key: a free one, a new one, or one of a key that is no longer busy. The uses grow beyond most
+// if all are in use: a flood of waiting requests must not fail.
 func (s *shard) take(id keytable.ID) uint32 {
 	if len(s.free) == 0 && len(s.uses) >= s.most {
 		s.forgetOne()
@@ -174,7 +178,8 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// trackLocked makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room. Its alias is the present number of dropped keys: so it
+// differs from that of its earlier life in the table.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {

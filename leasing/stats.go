@@ -12,11 +12,12 @@ type stats struct {
 	// stale counts claims that were overtaken.
 	claims, roundTrips, failed, stale atomic.Uint64
 	unreported                        atomic.Uint64 // accounts whose last totals were not reported
-	late                              atomic.Int64  // late reports that are tried longer than lateTries
-	evicted                           atomic.Uint64 // keys with usage that a full table dropped
-	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
-	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
-	storeTime, leaseSizes             ratelimit.Distribution
+	// late is the number of late reports that are tried longer than lateTries: it is bounded by mostLate.
+	late                  atomic.Int64
+	evicted               atomic.Uint64 // keys with usage that a full table dropped
+	claimsBy              [len(ratelimit.ClaimReasons)]atomic.Uint64
+	fallbacks             [len(ratelimit.FallbackReasons)]atomic.Uint64
+	storeTime, leaseSizes ratelimit.Distribution
 	distrusted
 }
 
@@ -98,6 +99,7 @@ type gauges struct {
 
 type gauge struct{ leased, drifting tokens }
 
+// add counts a key, if its visit is one of the round's: each key counts once.
 func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	if rule.Counters == nil || !g.on {
 		return

@@ -52,6 +52,7 @@ func (f *Fleet) sweepShard(now instant, s *shard) {
 				over = append(over, c.ID())
 			}
 		})
+		// mayGoLocked looks again: it also decides whether the key has usage that counts.
 		for _, id := range over {
 			if f.mayGoLocked(s, now, s.keys.Get(id)) {
 				s.keys.Remove(id)
@@ -233,7 +234,8 @@ func (f *Fleet) Drifting() bool {
 	return f.any(func(k *entry) bool { return k.Drifting(now, k.rule().Limit.Period()) })
 }
 
-// any reports whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
+// any reports whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys. The
+// scratch stands for the uses of keys without one.
 func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	var scratch use
 	for i := range f.shards {
