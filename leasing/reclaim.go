@@ -62,8 +62,8 @@ const (
 	// unregistered is the end of a registration that there is not.
 	unregistered = 1
 	// registered is the time for which a node counts on its registration, from when it sent it. It renews it each
-	// renewEvery, so that a store that lost the last renewal still has an earlier one. The last quarter is a margin:
-	// for clocks that run at different rates, and for a decision that is under way.
+	// renewEvery, so that a store that lost the last renewal still has an earlier one. The last quarter is as long as
+	// renewEvery: so the earlier one lasts for as long as the node counts on the lost one.
 	registered = ratelimit.RegisteredFor * 3 / 4
 	renewEvery = ratelimit.RegisteredFor / 4
 	// registerAgain is the least time between two attempts.

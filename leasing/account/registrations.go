@@ -33,7 +33,8 @@ const (
 )
 
 // Register implements [Registrations]: a sorted set of nodes, by the end of their registrations in microseconds. In a
-// Cluster the set is at one server, whatever servers have the accounts: no step needs both at once.
+// Cluster the set is at one server, whatever servers have the accounts: no step needs both at once. TIME has no key, so
+// there any server answers it, and the end is by that server's clock.
 func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	is, err := l.universal().Time(ctx).Result()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 // A node has one key of messages, which each message overwrites, and watches it.
 
-// A watch sees each version of the key, unless it was away, and then CAS states all totals again.
+// A watch sees each version of the key, unless it was away. After that, the node states all totals again.
 const recallsKey = root + "recalls/"
 
 func recallsOf(node ratelimit.Holder) string { return recallsKey + account.HolderName(node) }
