@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// shard is a part of the keys. It is guarded by its mutex. The padding fills its last cache line, so that two locks
-// never share one.
+// shard is a part of the keys. It is guarded by its mutex.
 type shard struct {
 	mu   sync.Mutex
 	keys *keytable.Table[key] // guarded by mu
