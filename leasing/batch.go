@@ -14,8 +14,8 @@ import (
 )
 
 // settle settles messages in one round trip, and applies the answers. It holds no lock in the meantime, and runs in a
-// goroutine of its lane. The breaker decides after the messages are written: they are then failed like a lost trip, and
-// their keys claim next.
+// goroutine of its lane. The breaker decides after the messages are written: those that it refuses are failed like a
+// lost trip, and their keys claim next.
 func (f *Fleet) settle(l *fleetLane, all []message) {
 	// A beat travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
 	isBeat := func(m message) bool { _, is := m.(*beat); return is }

@@ -46,7 +46,7 @@ func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	ends := float64(now.Add(ratelimit.RegisteredFor))
 	pipe.ZAddGT(ctx, key, redis.Z{Score: ends, Member: HolderName(node)}) // an earlier message may be late
 	pipe.ZRemRangeByScore(ctx, key, "-inf", strconv.FormatInt(int64(now.Add(-overFor)), 10))
-	// A fleet that ends leaves nothing in Redis.
+	// The set of a fleet that has ended is deleted in the end.
 	pipe.PExpire(ctx, key, overFor)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("redis: %w", err)
