@@ -173,6 +173,8 @@ func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *wai
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
 		// Requests that waited together take what was granted in their order. The rest is refused, and claims no more.
+		// most is left for this ask by the answer: of the limit, with this node's own tokens and refunds, and tokens in
+		// hand of others.
 		most := judged - k.Sum + k.Unspent() + k.Returned() + fl.elsewhere
 		recalled := fl.recalling && (w.ask.Cost > most || late && !c.sizing(k.rule(), c.lane(k)).Ahead())
 		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > most || recalled)

@@ -86,7 +86,8 @@ func (c *call) decideAlone(now instant, a *ask, k *entry, v *verdict) {
 
 // ownPart is what this node may still admit in this window without the ledger: its part of the rest by the last answer,
 // less its own usage since. Without an answer about the window, it is unbounded. A window that was never answered may
-// be unused, and only the node's own budget bounds it.
+// be unused, and only the node's own budget bounds it. A sliding window gets nothing back until its period ends
+// (docs/adr, decision 38).
 func (f *Fleet) ownPart(now instant, k *entry, r *ratelimit.Rule) tokens {
 	if k == nil || k.LastAnswer == 0 || now >= k.CurrentUntil {
 		return ratelimit.MaxLimit

@@ -11,7 +11,8 @@ import (
 )
 
 // fleetLane is the way to one part of the ledger: its messages, its breaker, its clock and its epoch. The order of
-// locks is a shard's mu, then a lane's, then its queue's.
+// locks is a shard's mu, then a lane's, then its queue's. Each part has its own queue, senders and breaker, so that a
+// dead part delays no other (docs/adr, decision 6).
 type fleetLane struct {
 	lane.Queue[message]
 	lane.Breaker

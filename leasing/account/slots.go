@@ -16,8 +16,9 @@ import (
 // Slots are the requests of a key in flight, under a concurrency limit: each has a number and an end. The zero Slots
 // are none. They are not safe for concurrent use.
 //
-// Guarantee: at most limit slots are taken. Each is taken once and given back once. It returns by itself at its end,
-// by the clock by which it was taken.
+// Guarantee: at most limit slots are taken. Each is taken once and given back once. It returns by itself at its end, by
+// the clock by which it was taken. A counter with +1 and -1 would leak: an Envoy that dies sends no -1 (docs/adr,
+// decision 35).
 type Slots []Slot
 
 // Slot is a taken slot.

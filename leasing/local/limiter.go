@@ -13,7 +13,8 @@ import (
 //
 // When more keys are in use than it may track, the untracked keys of a rule share OverflowSlots budgets, each as large
 // as the limit. They may be refused early, and are never admitted beyond the limit. When even these budgets have no
-// room, it refuses.
+// room, it refuses. With evictions, a client could cycle keys and get each limit again. With refusals, one could lock
+// out all new keys (docs/adr, decision 3).
 type Limiter struct {
 	tracked  *counters
 	overflow *counters

@@ -46,7 +46,8 @@ func (p *Part) Unsent(m *Message) {
 	}
 }
 
-// endLease drops the tokens in hand: the bucket fills in their place.
+// endLease drops the tokens in hand: the bucket fills in their place. With a credit for them, more than burst + rate x
+// t would pass (docs/adr, decision 1).
 func (p *Part) endLease() {
 	p.Window = 0
 	p.Spent = p.beyondLease()

@@ -124,7 +124,8 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 // another node could get, and a peek there shows less than what is left. An owner answers for all nodes.
 func (s Sizing) Ahead() bool { return s.owned() || !s.small() }
 
-// small reports whether a limit has few tokens for each node that takes some.
+// small reports whether a limit has few tokens for each node that takes some. Its price is that a decision under such a
+// limit costs the ledger half as much again (docs/adr, decision 39).
 func (s Sizing) small() bool {
 	return s.Rule.Limit.Capacity() < leastShare*tokens(max(2, s.takers()))
 }

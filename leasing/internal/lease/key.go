@@ -378,6 +378,7 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 		unrefunded(rule)
 	}
 	free := limit.Capacity() - g.Sum
+	// here is what this node can still admit by this answer, and elsewhere what others could give back.
 	here, elsewhere := max(0, free)+e.Unspent(), max(0, g.InHand)
 	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
 	refusing := now < e.refusedUntil && m.Claim.Need == 0 && here+elsewhere < e.usual
@@ -388,6 +389,8 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	// A draw does not show the tokens in hand of others.
 	e.others = !m.Claim.Draws() && short && elsewhere > 0
 	nothing := elsewhere == 0 && (short || free <= 0)
+	// No refusal follows a draw. Nor does it follow a claim after which there may be tokens: its need was granted, or
+	// others were recalled for it.
 	if m.Claim.Draws() || !nothing && !refusing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0

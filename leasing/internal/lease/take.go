@@ -124,6 +124,7 @@ func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *rate
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
+	// A refusal holds for requests of more than it left, and not for a larger limit.
 	known := now < e.refusedUntil && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.refusedLimit
 	if !known && (!reply.Waited || !reply.Last) {
 		return Asks
@@ -150,7 +151,8 @@ func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *rate
 }
 
 // rarelyRefunded is the number of answers with debt, and without a sign of a refund, from which on charges of refused
-// requests may be booked after their answers.
+// requests may be booked after their answers. So a flood of refusals that are never refunded costs no message for each,
+// except for its first ones.
 const rarelyRefunded = 100
 
 // chargesStay reports whether the charge of a refused request may be booked later. Callers that count requests in
