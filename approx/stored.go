@@ -76,6 +76,7 @@ type record struct {
 
 const recordVersion = 1
 
+// encode writes a record. JSON sorts the keys of maps, so equal records are equal bytes.
 func (r *record) encode() []byte {
 	data, err := json.Marshal(r)
 	if err != nil {

@@ -109,6 +109,7 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 	case errors.Is(err, lane.ErrOpen): // it was not sent
 		return
 	case errors.Is(err, account.ErrMoved):
+		// The part's servers answer, and its slots move.
 		l.Undecided()
 		return
 	case err != nil:
@@ -130,6 +131,7 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 			b.stats.recoveries.Add(1)
 			l.peers = b.Peers()
 		}
+		// Sweeps now state the total of each key again.
 		l.life++
 		l.began = l.life
 	}

@@ -30,7 +30,7 @@ type statement struct {
 
 func (s *statement) stated() *statement { return s }
 
-// flight is the time until the answer to a message, or another event.
+// flight is the time until the answer to a message, or another event. A flight has many readers, and ends once.
 type flight struct {
 	done chan struct{}
 	err  error // read after done; nil: the answer counts, and the node's totals in the message are booked

@@ -33,6 +33,7 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 		w = rule.Limit.WindowAt(early)
 	}
 	alone := f.alone.DecideShare(now, &ask{Rule: rule, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	// In an outage, this node admits the smaller of its own budget and its part of the rest.
 	v.Alone = max(0, min(alone, part))
 	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
 	if err != nil {

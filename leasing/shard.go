@@ -119,7 +119,8 @@ func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	return s.with(c, u)
 }
 
-// with is the state of a cell, with its use.
+// with is the state of a cell, with its use. The registration's end is read anew for each visit, because it moves while
+// the key does not change.
 func (s *shard) with(c *cell, u *use) entry {
 	s.endLocked(c)
 	return entry{lease.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
@@ -216,7 +217,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 }
 
 // ruleNumbers are short numbers for the rules of keys. A rule that a reload has replaced keeps its number while keys
-// use it.
+// use it. A number has four bytes in a key, and a pointer would make the collector scan all keys.
 type ruleNumbers struct {
 	numbers map[*ratelimit.Rule]uint32
 	uses    []ruleUse // by number

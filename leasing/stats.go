@@ -69,7 +69,8 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 
 // bounded counts the over-admission of a key in a window as it grows, and when it comes close to this node's share of
 // the declared bound. Admissions by on_store_failure are declared separately. The amounts of a window only grow, so
-// each counts the difference to the last one.
+// each counts the difference to the last one. Near the bound is from four fifths on. Each crossing counts once in a
+// window.
 func bounded(rule *ratelimit.Rule, is *lease.Excess, drifted, byPolicy tokens) {
 	c, share, before := rule.Counters, rule.DriftShare(), *is
 	is.OverByDrift, is.OverByOutage = drifted, byPolicy

@@ -94,7 +94,8 @@ func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) E
 	return e
 }
 
-// unsettled is the kind of a message without an effect; "": it has one.
+// unsettled is the kind of a message without an effect; "": it has one. An unknown result counts as failed: the ledger
+// may have settled it.
 func unsettled(err error) string {
 	switch {
 	case err == nil:

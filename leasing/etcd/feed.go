@@ -19,13 +19,17 @@ type instant = ratelimit.LedgerTime
 
 // Feed is a [table.Store] in the cluster of a [Store], which must be prepared first. A record has two keys: one by its
 // own key, and one by its place in the feed. A third one, the tip, has the last place: each change compares and sets
-// it, so that places are seen in order.
+// it, so that places are seen in order. A record is in one transaction with its place and the tip, so that a reader of
+// the feed never misses a change.
 type Feed struct{ *Store }
 
+// tipName is the name of the tip, which is a record like an account.
 func (f Feed) tipName() string { return f.prefix + "sluice:table" }
 
+// atKey is where the record of a key is. Keys of tables are bytes, which etcd takes as they are.
 func (f Feed) atKey(key string) string { return root + "table/" + f.prefix + "/at/" + key }
 
+// feedKey is where the record with a place is.
 func (f Feed) feedKey(place int64) string {
 	return fmt.Sprintf("%stable/%s/feed/%016x", root, f.prefix, place)
 }
@@ -73,6 +77,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 		}
 		return f.Since(ctx, life, after, n)
 	}
+	// The caller has places of another life: it gets all records.
 	if x.Life != life {
 		after = 0
 	}
@@ -129,6 +134,7 @@ func (f Feed) Drop(ctx context.Context, life string, records []table.Record) err
 	return f.each(ctx, life, records, (*tip).drops)
 }
 
+// each changes records in parts. If it fails in its middle, the parts before are made.
 func (f Feed) each(ctx context.Context, life string, records []table.Record, how how) error {
 	for len(records) > 0 {
 		some := records[:min(feedMost, len(records))]

@@ -15,6 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// nodesKey begins the keys of reports: sluice/nodes/PREFIX/NODE. The prefix is escaped, so that none is the beginning
+// of another.
 const nodesKey = root + "nodes/"
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
@@ -49,6 +51,7 @@ func (s *Store) Register(
 		if err != nil {
 			continue // another program's
 		}
+		// Clocks of nodes differ: a report from the future is one of now.
 		ago := now.Sub(ratelimit.LedgerTime(at))
 		see(strings.TrimPrefix(string(kv.Key), prefix), text, min(max(0, ago), within))
 	}

@@ -55,6 +55,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if !f.prepared.Load() {
 		return p, errUnprepared
 	}
+	// The second attempt finds the row, this node's or another's.
 	for p.Life == "" {
 		p, err = f.since(ctx, after, n)
 		if err == nil && p.Life == "" {
@@ -112,6 +113,7 @@ func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) err
 	}
 	err := pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
 		x, is := feed{tx: tx, prefix: f.prefix}, ""
+		// It waits for the changes of other nodes.
 		err := tx.QueryRow(ctx, lockFeedSQL, f.prefix).Scan(&is, &x.now, &x.place, &x.top)
 		if errors.Is(err, pgx.ErrNoRows) || err == nil && is != life {
 			return table.ErrLife
