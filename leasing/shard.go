@@ -261,7 +261,7 @@ func (n *ruleNumbers) leave(number uint32) {
 }
 
 // move changes the rule of a key. The tokens and the refusals of the key stay: they were computed for the old limit, so
-// Spend and UpdateRefusals compare limits.
+// Spend and spendOrRefuse compare limits.
 func (s *shard) move(c *cell, is *ratelimit.Rule) {
 	old, was := c.Val.rule, s.rules.of(c)
 	c.Val.rule = s.rules.number(is)

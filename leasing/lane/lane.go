@@ -203,7 +203,7 @@ func (q *Queue[M]) Rest() []M {
 }
 
 // nextLocked takes the oldest messages: of the patient ones up to a half, and more if there is room. So a flood of
-// urgent messages leaves half of each batch to patient ones, and urgent ones never wait for more than half.
+// urgent messages leaves half of each batch to patient ones, and patient ones take no more than that.
 func (q *Queue[M]) nextLocked() []M {
 	urgent := min(len(q.urgent), BatchSize-min(len(q.patient), BatchSize/2))
 	patient := min(len(q.patient), BatchSize-urgent)
