@@ -90,7 +90,7 @@ func (s *Store) Prepare(ctx context.Context) error {
 	return nil
 }
 
-// A node that starts without etcd tries again.
+// prepareTime bounds one attempt: a node that starts without etcd tries again.
 const prepareTime = time.Second
 
 // connect makes the client, if there is none. A client with a password connects at once, and others with their first
