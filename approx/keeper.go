@@ -37,7 +37,8 @@ type Keeper struct {
 	Epoch func() ratelimit.EpochKnown
 }
 
-// held is a tenancy and until when it may be used.
+// held is a tenancy and until when it may be used. It is replaced as a whole, and never changed: Share reads it by one
+// pointer, without a lock. Without a seat, it has the tenancy none: the zero held would have seat 0.
 type held struct {
 	Tenancy
 	until      ratelimit.Instant
@@ -63,9 +64,11 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 	return k
 }
 
-// Share returns the tokens of each key that this node may spend under the rule before the ledger answers: its
-// part of the drift budget. It is 0 unless the node holds a seat that counts for the rule, and whose earlier
-// tenants cannot have spent in windows that began at begins. It neither blocks nor allocates.
+// Share returns the tokens of each key that this node may spend under the rule before the ledger answers: its part of
+// the drift budget. It is 0 unless the node holds a seat that counts for the rule, and whose earlier tenants cannot
+// have spent in windows that began at begins. It neither blocks nor allocates. Its checks: a seat that counts, no
+// probation, the tenancy is not over, and the window began after all earlier tenants had stopped. Then the agreements
+// give the smallest share.
 func (k *Keeper) Share(
 	now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) ratelimit.Tokens {
@@ -89,13 +92,15 @@ func (k *Keeper) Seat() (seat int, wanted bool) {
 	return t.Seat, t.wanted.Seats > 0
 }
 
-// Run keeps a seat until ctx is done, while the plan that wanted returns has rules that drift. It blocks.
+// Run keeps a seat until ctx is done, while the plan that wanted returns has rules that drift. It blocks. Due decides
+// which of its looks apply, so they cost nothing in between.
 func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 	k.keep(ctx, wanted())
 	upkeep.Every(ctx, SeatTTL/20, func() { k.keep(ctx, wanted()) })
 }
 
-// keep applies if it is time to.
+// keep applies if it is time to. Without a rule that drifts, it gives the seat up. It does not report it as clean,
+// because its drift may not be confirmed yet.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if wanted.Seats == 0 {
 		const clean = false
@@ -128,6 +133,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 		a.Leave = true // it may be another's: the next tenant does not spend in its windows
 		return a, true
 	}
+	// In a young epoch, the ledger may have lost the tenants: a held seat is stated again, and no other is taken.
 	young := known.Young
 	held := t.Seat >= 0 && t.Seat < wanted.Seats
 	if young && !held && (t.Seat < 0 || now >= t.until) {
@@ -145,7 +151,8 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	return a, true
 }
 
-// judge ends the probation of a tenancy that has proven itself.
+// judge ends the probation of a tenancy that has proven itself: the epoch is that of the application, and was read
+// after the seat was given. Only Due's goroutine changes a probation.
 func (k *Keeper) judge(known ratelimit.EpochKnown) *held {
 	t := k.now.Load()
 	if t.probation.on && known.ID == t.probation.epoch && !known.Young && known.Asked >= t.probation.given {
@@ -170,10 +177,12 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	before := k.now.Load()
 	if err != nil {
 		after := *before
+		// The tenancy goes on until its end, and the next look applies again.
 		after.wanted, after.asked = wanted, 0
 		k.now.Store(&after)
 		return
 	}
+	// The tenancy counts from before the application was sent, so it ends here before it does at the ledger.
 	after := &held{
 		Tenancy: t, until: sent.Add(SeatTTL - margin), asked: sent, wanted: wanted, agreements: before.agreements,
 		probation: before.probation,
@@ -196,6 +205,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 		after.agreements = withAgreement(after.agreements, wanted, t.Since, now)
 	}
 	k.now.Store(after)
+	// The answer to the first application is reported, too, though all seats may be taken.
 	if t.Fence != before.Fence || before.wanted.Seats == 0 {
 		k.OnChange(t, nil)
 	}

@@ -18,7 +18,7 @@ type Memory struct {
 // NewMemory makes seats on the ledger's clock.
 func NewMemory(clock func() ratelimit.LedgerTime) *Memory { return &Memory{clock: clock} }
 
-// Sit implements [Seats].
+// Sit implements [Seats]. Its lock makes the record's load and save one step, so no try fails.
 func (m *Memory) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

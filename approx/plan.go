@@ -16,8 +16,8 @@ import (
 // every tenant of a seat had the new rules, by the ledger of seats. In others it uses the least of those that
 // were in force.
 
-// Plan says how the rules of one configuration divide their drift budgets. It is immutable. The zero Plan has
-// no rules that drift.
+// Plan says how the rules of one configuration divide their drift budgets. It is immutable. The zero Plan has no rules
+// that drift. Nodes compare plans by their ids, and never send the plans themselves.
 type Plan struct {
 	id     uint64 // the same for the same rules
 	Seats  int    // how many there are: 0, if no rule needs one
@@ -91,7 +91,8 @@ type agreement struct {
 // first of them there is no share.
 const mostAgreements = 8
 
-// withAgreement adds an agreement to those before, if it is another.
+// withAgreement adds an agreement to those before, if it is another. The one before stays: windows that began under it
+// go on.
 func withAgreement(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimit.Instant) []agreement {
 	if n := len(before); n > 0 && before[n-1].plan.id == p.id {
 		return before
@@ -100,9 +101,9 @@ func withAgreement(before []agreement, p Plan, since ratelimit.LedgerTime, now r
 	return after[max(0, len(after)-mostAgreements):]
 }
 
-// shareUnder is the smallest share of a rule, and the fewest seats, in a window that began at begins. It counts
-// its own division, and all that may have been in force. A bucket has no new window: usage under an older
-// division counts until the rate has repaid it.
+// shareUnder is the smallest share of a rule, and the fewest seats, in a window that began at begins. It counts its own
+// division, and all that may have been in force. A bucket has no new window: usage under an older division counts until
+// the rate has repaid it. It goes back from the newest agreement to the one that was in force when the window began.
 func shareUnder(
 	all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) (ratelimit.Tokens, int) {

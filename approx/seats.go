@@ -70,7 +70,13 @@ func (s *seat) clamp(now ratelimit.LedgerTime) {
 	s.Since = min(s.Since, now)
 }
 
-// claim is the protocol of seats.
+// claim is the protocol of seats, in one step:
+//
+//  1. Bound times that the ledger's clock has not reached: it may have been set back.
+//  2. A tenant that names its seat and its fence keeps the seat, or leaves it. A seat that the ledger has lost is its
+//     own again, with its fence.
+//  3. Otherwise give a free seat: the one whose last tenant stopped first. Windows that began before that are lost to
+//     the new tenant.
 func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 	seats := r.Seats
 	for _, s := range seats {
@@ -88,12 +94,14 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 			r.Last = max(r.Last, s.Fence)
 			fallthrough
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave && own < a.Seats:
+			// Until now, it may have spent under the other plan.
 			if s.Plan != a.Plan {
 				s.Plan, s.Since = a.Plan, now
 			}
 			s.Expires = now.Add(SeatTTL)
 			return r.tenancy(now, own, a)
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
+			// The next tenant does not use windows that have begun.
 			if !a.Clean {
 				s.NotBefore = now
 			}
@@ -130,7 +138,8 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 	return r.tenancy(now, best, a)
 }
 
-// tenancy is the answer to the tenant of a seat.
+// tenancy is the answer to the tenant of a seat. Tenants with another plan may spend more than their part of this one,
+// so the plan is agreed only without any.
 func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tenancy {
 	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, NotBefore: r.Seats[own].NotBefore, Agreed: true}
 	for _, s := range r.Seats {
@@ -140,6 +149,7 @@ func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tena
 		case now < s.Expires: // it has a tenant
 			t.Agreed = false
 		default:
+			// Its last tenant had another plan.
 			t.Since = max(t.Since, s.ended())
 		}
 	}

@@ -33,7 +33,7 @@ const savesMost = 20
 
 var errBusy = errors.New("other nodes changed the seats at each try")
 
-// Sit implements [Seats].
+// Sit implements [Seats]. Each try reads the record, computes the next one, and replaces it if it is unchanged.
 func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	if err := a.valid(); err != nil {
 		return none, err
@@ -66,7 +66,8 @@ func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	return none, errBusy
 }
 
-// record is the seats as they are at a store, in JSON, and the last fence that was issued.
+// record is the seats as they are at a store, in JSON, and the last fence that was issued. For example:
+// {"v":1,"last":1764500000000001,"seats":{"0":{"holder":9,"fence":1764500000000001,"expires":1764500010000000}}}.
 type record struct {
 	Version int             `json:"v"`
 	Last    ratelimit.Fence `json:"last"`
@@ -75,6 +76,7 @@ type record struct {
 
 const recordVersion = 1
 
+// encode writes a record. JSON sorts the keys of maps, so equal records are equal bytes.
 func (r *record) encode() []byte {
 	data, err := json.Marshal(r)
 	if err != nil {

@@ -13,11 +13,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// settle settles messages in one round trip, and applies the answers. It holds no lock in the meantime.
+// settle settles messages in one round trip, and applies the answers. It holds no lock in the meantime, and runs in a
+// goroutine of its lane. The breaker decides after the messages are written: those that it refuses are failed like a
+// lost trip, and their keys claim next.
 func (f *Fleet) settle(l *fleetLane, all []message) {
 	// A beat travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
 	isBeat := func(m message) bool { _, is := m.(*beat); return is }
 	if i := slices.IndexFunc(all, isBeat); i >= 0 && len(all) > 1 {
+		// A lane has at most one beat (fleetLane.beat). It follows the other messages in the same flight.
 		defer f.settle(l, all[i:i+1:i+1])
 		all = slices.Concat(all[:i], all[i+1:])
 	}
@@ -57,7 +60,7 @@ type batch struct {
 	err    error // of the round trip
 }
 
-// pack writes messages.
+// pack writes messages. A message that has nothing to send is left out. Its waiters are awake already.
 func (f *Fleet) pack(l *fleetLane, all []message) *batch {
 	b := &batch{Fleet: f, lane: l, sent: f.clock(), alone: l.Alone()}
 	there, is := l.read()
@@ -73,12 +76,13 @@ func (f *Fleet) pack(l *fleetLane, all []message) *batch {
 	return b
 }
 
-// failed handles a batch without an answer.
+// failed handles a batch without an answer. It may have been settled at the ledger nevertheless.
 func (b *batch) failed(err error) {
 	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, 0, err)
 }
 
-// answered applies the answers of a batch. The ledger's time at the part is between from and to; 0: unknown.
+// answered applies the answers of a batch. The ledger's time at the part is between from and to; 0: unknown. The lane's
+// time and epoch come first, because the answers of keys are judged by them.
 func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to ledgerTime, err error) {
 	now := b.clock()
 	b.err = err
@@ -98,12 +102,14 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 	}
 }
 
-// observe applies the ledger's time and its epoch.
+// observe applies the ledger's time and its epoch. A new epoch begins a new life of the lane: sweeps state all totals
+// again until each key has it (reportedLife). The first epoch of a process is no loss.
 func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	switch {
 	case errors.Is(err, lane.ErrOpen): // it was not sent
 		return
 	case errors.Is(err, account.ErrMoved):
+		// The part's servers answer, and its slots move.
 		l.Undecided()
 		return
 	case err != nil:
@@ -119,11 +125,13 @@ func (l *fleetLane) observe(b *batch, now instant, from, to ledgerTime, e rateli
 	l.answered = now
 	if e.ID != l.epoch.ID {
 		l.first = l.epoch.ID == 0
+		// A new process admits no part: others may not count it yet.
 		l.peers = 0
 		if !l.first {
 			b.stats.recoveries.Add(1)
 			l.peers = b.Peers()
 		}
+		// Sweeps now state the total of each key again.
 		l.life++
 		l.began = l.life
 	}
@@ -142,9 +150,11 @@ func (e *epochs) waits(at ledgerTime) bool {
 	return e.first && e.epoch.Began.Add(-ratelimit.YoungMost) <= at && at < e.epoch.Began.Add(firstWait)
 }
 
-// stepLeast is the smallest change of the ledger's clock that is reported.
+// stepLeast is the smallest change of the ledger's clock that is reported. Smaller ones are usual with NTP.
 const stepLeast = time.Second
 
+// stepped reports a step of the ledger's clock. Leases end by the bounds of before, and windows are read anew from now
+// on.
 func (f *Fleet) stepped(by time.Duration) {
 	switch {
 	case by >= stepLeast:
@@ -160,6 +170,7 @@ func (f *Fleet) stepped(by time.Duration) {
 // inWindow reports whether a message is about an account of a window.
 func inWindow(c *account.Claim) bool { return c.Limit.Algorithm != ratelimit.TokenBucket }
 
+// count counts a round trip and its answers. A beat has no grant, and counts as a round trip only.
 func (b *batch) count(grants []account.Grant, err error) {
 	f := b.Fleet
 	f.stats.roundTrips.Add(1)

@@ -24,6 +24,7 @@ type call struct {
 	check    time.Duration // the longest of the rules that drift
 	deadline time.Duration // the longest of the rules
 	drifts   bool          // one of the rules drifts
+	// drifting means that the first deadline is over, and overdue that the last one is.
 	drifting bool
 	overdue  bool
 }
@@ -37,9 +38,11 @@ type waiter struct {
 	final    bool        // the verdict is final, and waits to be booked
 	answered instant     // when the ledger answered it first, perhaps in an earlier window; 0: it has not
 	done     bool
-	waits    tokens // its part of the key's Waiting
+	// waits is its part of the key's Waiting, 0 if it waits for no tokens.
+	waits tokens
 }
 
+// add adds an ask that has to wait. The longest deadlines of the rules count, because one caller waits for all asks.
 func (c *call) add(a *ask, v *verdict) {
 	c.waits = append(c.waits, waiter{ask: a, verdict: v})
 	of := &a.Rule.Coordination
@@ -63,6 +66,7 @@ func (c *call) waitsFor(key []byte, n int) bool {
 }
 
 // advance decides all asks that can be decided now, and claims for the others. It reports whether any still waits.
+// Without a new answer, an ask is looked at again only once its call drifts: its state would be the same.
 func (c *call) advance(now instant) (open bool) {
 	for i := range c.waits {
 		w := &c.waits[i]
@@ -78,8 +82,8 @@ func (c *call) advance(now instant) (open bool) {
 	return open
 }
 
-// timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
-// next deadline.
+// timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the next
+// deadline. A call without rules that drift has one deadline, after which it is overdue at once.
 func (c *call) timeOver(gone bool) time.Duration {
 	c.overdue = c.drifting || gone || c.patience() == c.deadline
 	c.drifting = true
@@ -89,8 +93,8 @@ func (c *call) timeOver(gone bool) time.Duration {
 	return c.deadline - c.patience()
 }
 
-// next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other
-// takes no longer than waiting for all.
+// next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other takes
+// no longer than waiting for all. nil blocks for ever in a select: then only the deadline ends the wait.
 func (c *call) next() <-chan struct{} {
 	for i := range c.waits {
 		if w := &c.waits[i]; !w.done && w.flight != nil {
@@ -100,11 +104,19 @@ func (c *call) next() <-chan struct{} {
 	return nil
 }
 
-// decide answers an ask, or lets it wait for a flight.
+// decide answers an ask, or lets it wait for a flight. It holds the shard's lock throughout, and never waits under it.
+// Its steps:
+//
+//  1. Find or make the key, under the ask's rule, in the current window.
+//  2. An undecided ask looks at the key's state, if it has no flight or an answer has come (lookLocked).
+//  3. Later than its check_timeout, an ask of a rule that drifts takes from the node's share.
+//  4. A decided ask waits only for the answer to its report (bookedLocked).
+//  5. After the deadline, on_store_failure or the last answer decides.
 func (c *call) decide(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()
 	if at == nil {
+		// The table is full, and of the keys that it tried, none may be dropped (mayGoLocked).
 		at = c.trackLocked(s, now, id, w.ask)
 		if at == nil {
 			c.failLocked(now, w, nil, ratelimit.FallbackTableFull)
@@ -112,6 +124,7 @@ func (c *call) decide(now instant, w *waiter) {
 		}
 	}
 	if s.rules.of(at) != w.ask.Rule {
+		// A reload, or an override of the limit, has brought another rule for this key.
 		s.move(at, w.ask.Rule)
 	}
 	k := s.entry(now, id, at)
@@ -134,12 +147,18 @@ func (c *call) decide(now instant, w *waiter) {
 	}
 }
 
-// lookLocked answers an ask by the key's state, or lets it wait for a flight.
+// lookLocked answers an ask by the key's state, or lets it wait for a flight. If its claim has been answered, it tells
+// Take what that brought:
+//
+//   - Granted: tokens, under a limit that is at most the ask's. They are the ask's own, whatever is refused since.
+//   - Last: another claim would change nothing. Less is left than the cost, or half of the time is over and others were
+//     recalled for a small limit.
 func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *waiter, certain bool) {
 	if !certain {
 		c.uncertainLocked(k, w, there)
 		return
 	}
+	// The claim that has just been answered included this ask. Without that, the answer says nothing about it.
 	var reply lease.Reply
 	if fl := w.counted; fl != nil && fl.err == nil {
 		if w.answered == 0 {
@@ -154,23 +173,28 @@ func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *wai
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
 		// Requests that waited together take what was granted in their order. The rest is refused, and claims no more.
+		// most is left for this ask by the answer: of the limit, with this node's own tokens and refunds, and tokens in
+		// hand of others.
 		most := judged - k.Sum + k.Unspent() + k.Returned() + fl.elsewhere
 		recalled := fl.recalling && (w.ask.Cost > most || late && !c.sizing(k.rule(), c.lane(k)).Ahead())
 		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > most || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == lease.Asks {
+		// Neither the tokens in hand nor the last answer decide.
 		c.doubtLocked(now, there, k, w)
 		return
 	}
 	w.decided(k)
 	if next == lease.Booked {
+		// The flight until now was that of the decision. The report is another one.
 		w.final, w.counted = true, nil
 		w.waitsLocked(k, 0)
 		c.bookedLocked(now, k, w)
 		return
 	}
 	w.finish(k)
+	// The ask may have used up the lease.
 	c.renewLocked(now, k)
 }
 
@@ -186,6 +210,7 @@ func (c *call) doubtLocked(now instant, there *lease.LedgerClock, k entry, w *wa
 		c.askLocked(now, k, w)
 		return
 	}
+	// In a young epoch, claims bring nothing, so that waiting would be in vain.
 	k.TakePart(now, w.ask, is.part(&w.ask.Rule.Limit), w.verdict)
 	w.decided(k)
 	w.finish(k)
@@ -197,7 +222,8 @@ func (w *waiter) finish(k entry) {
 	w.waitsLocked(k, 0)
 }
 
-// decided marks a verdict as final, though it may still wait to be booked.
+// decided marks a verdict as final, though it may still wait to be booked. The verdict names the account that it was
+// charged to, for Undo.
 func (w *waiter) decided(k entry) {
 	w.verdict.Window = k.account(&w.ask.Rule.Limit)
 	w.countUnder(k)
@@ -210,7 +236,8 @@ func (w *waiter) countUnder(k entry) {
 	}
 }
 
-// waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
+// waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits. The sum of all waiters is the key's next
+// need, so each takes its part out as it leaves.
 func (w *waiter) waitsLocked(k entry, n tokens) {
 	k.Waits(k.Waiting + n - w.waits)
 	k.trimLocked()
@@ -234,7 +261,8 @@ func (f *Fleet) enterLocked(now instant, there *lease.LedgerClock, k entry) bool
 	return certain && (f.mayAskLocked(now, k) || f.leaving.Load())
 }
 
-// askLocked sends a claim for a waiter's need, or fails the waiter.
+// askLocked sends a claim for a waiter's need, or fails the waiter. A claim that was answered a moment ago may call for
+// a pause first, or show that the store fails. An error counts only if the message included the waiter.
 func (c *call) askLocked(now instant, k entry, w *waiter) {
 	switch {
 	case w.counted != nil && w.counted.err != nil && !retried(w.counted.err):
@@ -257,16 +285,20 @@ func (c *call) askLocked(now instant, k entry, w *waiter) {
 	w.waitsLocked(k, w.ask.Cost)
 }
 
-// recallPause is the minimum wait before another claim while recalled nodes give their tokens back.
+// recallPause is the minimum wait before another claim while recalled nodes give their tokens back. For a far ledger, a
+// quarter of its round trip is longer.
 const recallPause = 2 * time.Millisecond
 
-// retried reports whether an error is no failure of the store: the claim is made again.
+// retried reports whether an error is no failure of the store: the claim is made again. A claim that was overtaken, or
+// that came too late for its window, was answered. Slots that move have their data.
 func retried(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver) ||
 		errors.Is(err, account.ErrMoved)
 }
 
-// bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
+// bookedLocked reports a charge or a refund, and lets the waiter wait for the answer: from then on, all nodes refuse.
+// It ends the wait if a message with the charge was answered, or if the ledger has all of the key's usage for other
+// reasons.
 func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 	// In a young epoch, sweeps state all that there is.
 	_, young := c.lane(k).young(now)
@@ -283,7 +315,8 @@ func (c *call) bookedLocked(now instant, k entry, w *waiter) {
 	w.join(m)
 }
 
-// join lets a waiter wait for a message. If that is not yet written, it will include the waiter's need.
+// join lets a waiter wait for a message. If that is not yet written, it will include the waiter's need. Otherwise the
+// waiter looks again at its answer, which may leave enough for it, and then claims.
 func (w *waiter) join(m *keyMessage) {
 	w.flight, w.counted = &m.flight, nil
 	if !m.written {
@@ -300,6 +333,8 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *lease.LedgerClock) {
 	}
 	l := c.lane(k)
 	_, is := l.read()
+	// With a clock, it waits for the turn of a window, or for the registration: both take a moment. A new process at a
+	// new epoch asks again each firstPause, until the epoch is old enough (epochs.waits).
 	if there.At != 0 || is.first && c.clock().Sub(is.asked) < firstPause {
 		w.flight = c.rest(time.Millisecond)
 		return
@@ -327,6 +362,8 @@ func (c *call) driftLocked(now instant, there *lease.LedgerClock, k entry, w *wa
 	share := c.Drift.Share(now, w.ask.Rule, begins)
 	unanswered := k.Unanswered()
 	if share <= 0 || !k.SpendShare(now, w.ask, share, w.verdict) {
+		// Before its check_timeout, a request that the share cannot serve still waits for the ledger, and does not
+		// count.
 		if share > 0 && waited && w.ask.Rule.Counters != nil {
 			w.ask.Rule.Counters.ShareUsedUp.Add(1)
 		}
@@ -348,7 +385,8 @@ func (c *call) driftLocked(now instant, there *lease.LedgerClock, k entry, w *wa
 	return true
 }
 
-// driftCheckedLocked decides an ask after its rule's check_timeout.
+// driftCheckedLocked decides an ask after its rule's check_timeout. A recall that is under way comes first: with too
+// little left by a recent answer, the request is refused at once, and does not use the share.
 func (c *call) driftCheckedLocked(now instant, there *lease.LedgerClock, k entry, w *waiter) {
 	const cautious = true
 	if w.counted != nil && w.counted.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == lease.Short {
@@ -361,7 +399,8 @@ func (c *call) driftCheckedLocked(now instant, there *lease.LedgerClock, k entry
 	c.driftLocked(now, there, k, w, waited)
 }
 
-// decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later.
+// decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later. A spend is decided
+// by the last answer, if that is recent enough (Overdue), and else by on_store_failure.
 func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 	if w.final {
 		if !c.lane(k).alive(now) { // a late answer is no outage

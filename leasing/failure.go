@@ -8,12 +8,14 @@ import (
 )
 
 // failLocked decides without the ledger: from this node's share, if the rule drifts, or by its on_store_failure. Its
-// admissions are booked, and reported when the store is back. k is nil if the table is full.
+// admissions are booked, and reported when the store is back. k is nil if the table is full: then nothing is booked.
+// why is counted, and in the verdict.
 func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.FallbackReason) {
 	w.done = true
 	if k != nil {
 		w.waitsLocked(*k, 0)
 		const waited = true
+		// The share is better than the policy: the declared bound of drift covers it.
 		there := c.lane(*k).time()
 		if now < k.CurrentUntil && c.driftLocked(now, &there, *k, w, waited) {
 			return
@@ -23,6 +25,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	a, v := w.ask, w.verdict
 	policy := policyOf(a.Rule, why)
 	*v = verdict{}
+	// Debt by the last answer refuses peeks. Under the policy open, that holds only while the ledger answers others.
 	if a.Kind == ratelimit.Peek && k != nil && now < k.CurrentUntil &&
 		a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
@@ -34,6 +37,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		// Before the first answer the window of a refund is unknown: in the window that the answer names, it could
 		// credit the charge of another one.
 		k.Refund(a.Cost)
+	// The cost is due in any case.
 	case a.Kind == ratelimit.Charge:
 		if k != nil {
 			k.Settle(a, v)
@@ -81,7 +85,9 @@ func (c *call) decideAlone(now instant, a *ask, k *entry, v *verdict) {
 }
 
 // ownPart is what this node may still admit in this window without the ledger: its part of the rest by the last answer,
-// less its own usage since. Without an answer about the window, it is unbounded.
+// less its own usage since. Without an answer about the window, it is unbounded. A window that was never answered may
+// be unused, and only the node's own budget bounds it. A sliding window gets nothing back until its period ends
+// (docs/adr, decision 38).
 func (f *Fleet) ownPart(now instant, k *entry, r *ratelimit.Rule) tokens {
 	if k == nil || k.LastAnswer == 0 || now >= k.CurrentUntil {
 		return ratelimit.MaxLimit
@@ -89,7 +95,7 @@ func (f *Fleet) ownPart(now instant, k *entry, r *ratelimit.Rule) tokens {
 	return r.ShareOfRest(k.Sum, now.Sub(k.LastAnswer), f.Nodes()) - k.Drift()
 }
 
-// policyOf is what decides without the ledger.
+// policyOf is what decides without the ledger. Under open, each key without a place in the table would be unlimited.
 func policyOf(r *ratelimit.Rule, why ratelimit.FallbackReason) ratelimit.FailurePolicy {
 	policy := r.Coordination.OnStoreFailure
 	if why == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {

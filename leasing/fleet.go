@@ -66,18 +66,20 @@ type Fleet struct {
 	lanes  []fleetLane    // one for each part of the ledger
 	after  func(time.Duration, func())
 	sweeper
+	// ended is set after the last sweep, and before the lanes stop.
 	ended atomic.Bool // there are no more reports to the ledger
 	stats stats
 }
 
 // names are this node's names in the ledger, and the registration with which leases under some of them end.
 type names struct {
+	// reclaim is the registration, and name the first of the node's names.
 	reclaim reclaim
 	name    ratelimit.Holder // the first
 	dropped atomic.Uint64    // dropped keys: each of them changes the name of later keys
 }
 
-// sweeper is the state of sweeps.
+// sweeper is the state of sweeps. Only the goroutine of Run uses its plain fields.
 type sweeper struct {
 	part          int     // number of the next sweep, of sweepParts
 	lives         []uint8 // of the epochs of all parts, as the sweep began
@@ -106,8 +108,8 @@ const (
 // unknownNodes is the number of live nodes until it is set.
 func unknownNodes() int { return 0 }
 
-// NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each
-// process.
+// NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each process.
+// For outages, it also has budgets of this node alone, for an eighth as many keys.
 func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
@@ -144,6 +146,7 @@ func (f *Fleet) openLanes() {
 	f.lanes, f.lives = make([]fleetLane, parts), make([]uint8, parts)
 	for i := range f.lanes {
 		l := &f.lanes[i]
+		// All parts together queue as many urgent messages as one would, and each may queue all of the patient ones.
 		l.part = i
 		l.Options = lane.Options{
 			Size: queueSize / parts, Patient: queueSize, Flights: l.flights, Clock: f.clock,
@@ -158,7 +161,8 @@ func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, 
 // Alone is this node's own budgets for outages.
 func (f *Fleet) Alone() *local.Limiter { return f.alone }
 
-// Run sends claims until ctx is done, and then gives back all tokens in hand.
+// Run sends claims until ctx is done, and then gives back all tokens in hand. At its end: stop sweeps, give back all
+// tokens, refuse new messages, and wait for those under way.
 func (f *Fleet) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i := range f.lanes {
@@ -185,7 +189,8 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []
 	}
 }
 
-// begin decides all asks that can be decided at once; nil: none is left.
+// begin decides all asks that can be decided at once; nil: none is left. The usual request ends here, without a call:
+// with a single lock of its key's shard.
 func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
@@ -205,7 +210,8 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	return c
 }
 
-// spend answers a request from the tokens in hand, if they suffice.
+// spend answers a request from the tokens in hand, if they suffice. Under another rule than the key's last one, the
+// call moves the key first.
 func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	s, id, c := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -223,7 +229,8 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	return true
 }
 
-// wait looks again after each answer, until all asks are decided or the time is over.
+// wait looks again after each answer, until all asks are decided or the time is over. advance is called a last time
+// after the deadline, and then decides all that are left.
 func (f *Fleet) wait(ctx context.Context, c *call) {
 	ratelimit.Waits(ctx)
 	timer := time.NewTimer(c.patience())
@@ -247,7 +254,8 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 	}
 }
 
-// Undo implements [ratelimit.Limiter].
+// Undo implements [ratelimit.Limiter]. It also takes back charges that the ledger has already: the next message then
+// states a refund.
 func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 	for i := range asks {
 		v := verdicts[i]
@@ -290,14 +298,15 @@ func (f *Fleet) Recalled(name string, w window) {
 	})
 }
 
-// newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names.
+// newAlias is a new name of this node, for a key of a rule. Keys that are tracked from now on have other names. The
+// number between two counts of dropped is this key's alone.
 func (f *Fleet) newAlias(r *ratelimit.Rule) uint32 { return aliasOf(r, f.dropped.Add(2)-1) }
 
 func (f *Fleet) sizing(r *ratelimit.Rule, l *fleetLane) lease.Sizing {
 	return lease.Sizing{Rule: r, Nodes: max(1, f.Nodes()), Trip: l.roundTrip()}
 }
 
-// keyName is the ledger's name of a key.
+// keyName is the ledger's name of a key. It is made for each message, and not kept with the key: a hit needs no name.
 func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {
 		return string(key)
@@ -318,7 +327,8 @@ var _ interface {
 	ratelimit.Inspector
 } = (*Fleet)(nil)
 
-// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older.
+// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older. That
+// answer may return the same tokens: again makes another message follow it.
 func (f *Fleet) recallLocked(now instant, k entry) {
 	k.Recalled(now)
 	if fl, _ := f.joinLocked(k); fl != nil && fl.written {
@@ -326,7 +336,8 @@ func (f *Fleet) recallLocked(now instant, k entry) {
 	}
 }
 
-// renewLocked sends a message in the background, if there is something to report or to claim.
+// renewLocked sends a message in the background, if there is something to report or to claim. It follows each decision
+// from tokens in hand, so its first questions must be cheap.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	if k.use.flight != nil || f.ended.Load() { // the lanes have stopped
 		return

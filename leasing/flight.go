@@ -30,7 +30,7 @@ type statement struct {
 
 func (s *statement) stated() *statement { return s }
 
-// flight is the time until the answer to a message, or another event.
+// flight is the time until the answer to a message, or another event. A flight has many readers, and ends once.
 type flight struct {
 	done chan struct{}
 	err  error // read after done; nil: the answer counts, and the node's totals in the message are booked
@@ -93,6 +93,7 @@ func newKeyMessage(k entry) *keyMessage {
 	return &keyMessage{flight: newFlight(), id: k.id(), shard: k.shard}
 }
 
+// reason is why the message was sent, for metrics: for requests that wait, to give tokens back, or to renew a lease.
 func (m *keyMessage) reason() ratelimit.ClaimReason {
 	switch {
 	case !m.background:
@@ -103,6 +104,8 @@ func (m *keyMessage) reason() ratelimit.ClaimReason {
 	return ratelimit.ClaimRenewal
 }
 
+// write makes the claim at the last moment, so that it includes all requests that wait by then, and states the totals
+// of now. The epoch in q is that before the round trip: an answer from another one does not count.
 func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) (account.Claim, bool) {
 	s := m.shard
 	s.mu.Lock()
@@ -111,6 +114,7 @@ func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) 
 		return account.Claim{}, false
 	}
 	k := s.entry(q.Now, m.id, s.keys.Get(m.id)) // a key with a message stays
+	// If the window is not certain, the key must be free for another message.
 	m.written, k.use.flight = true, nil
 	if !f.enterLocked(q.Now, there, k) { // the window may be over: that is certain in a moment
 		m.err = errNoAnswer
@@ -119,14 +123,17 @@ func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) 
 	}
 	k.use.flight = m
 	m.rule, m.beyond = k.rule(), k.Excess
+	// The number is the shard's, so that a key needs none of its own.
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: m.rule.Limit, Holder: f.as(k), Seq: s.seq, Need: k.Needs()}
 	if !q.Young {
+		// It refunds what requests left unused, less the refill since then. So this very message must state it.
 		k.ReturnVain(q.Now, &m.rule.Limit)
 	}
 	c.Want, c.Unit = k.Wants(q.Now, c.Need, f.sizing(m.rule, f.lane(k)))
 	if f.leaving.Load() {
+		// A node that ends takes nothing ahead.
 		c.Want = c.Need
 	}
 	if !f.mayAsk(q.Now, k) { // it only states what it has spent
@@ -136,6 +143,13 @@ func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) 
 	return m.message.Claim, true
 }
 
+// apply applies the answer, and wakes all that wait for it. done is closed under the lock, so they see the result. Its
+// steps:
+//
+//  1. An answer that the key no longer awaits is left out: its window has ended, or its lease has lapsed.
+//  2. A total that is too small shows that the ledger has lost this account alone.
+//  3. Part.Apply judges whether the answer counts. Then judge updates refusals and counts over-admission.
+//  4. The key may have been recalled meanwhile, or a new report may be due.
 func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Answer) {
 	s := m.shard
 	s.mu.Lock()
@@ -148,6 +162,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 		return
 	}
 	if errors.Is(b.err, lane.ErrOpen) {
+		// The breaker kept the message here, so a bucket's refund in it is not lost.
 		k.Unsent(&m.message)
 	}
 	_, is := b.lane.read()
@@ -156,10 +171,13 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 		b.noteEvicted(k, m, g)
 	}
 	c, had := &m.message.Claim, k.Unspent()+k.Granted
+	// By this node's bounds of the ledger's clock the window goes on, and by the ledger's own clock it has ended: the
+	// clock was set. The next request must read the window anew.
 	if inWindow(c) && g.Err == nil && now < k.CurrentUntil && g.At >= c.Limit.WindowEnd(c.Window) {
 		g.Err = account.ErrOver // its tokens are of a window that has ended there
 	}
 	counts := k.Apply(&m.message, g, a)
+	// These are compared, because a draw's answer has no Granted, and tokens that confirm drift are spent already.
 	m.granted = k.Unspent()+k.Granted > had
 	switch {
 	case counts:
@@ -178,6 +196,7 @@ func (m *keyMessage) apply(b *batch, now instant, g *account.Grant, a *lease.Ans
 	if m.again {
 		b.recallLocked(now, k)
 	}
+	// After a failed trip, the next message would fail as well, without a request that needs it.
 	if b.err == nil {
 		b.renewLocked(now, k)
 	}
@@ -198,6 +217,7 @@ func (f *Fleet) judge(now instant, k entry, m *keyMessage, g *account.Grant) {
 		f.noteShort(rule, c)
 	}
 	if inWindow(c) && g.Granted > 0 && c.Need > k.Waiting { // for the ledger, all of the need is spent
+		// A request left before its answer. Its part is in hand again only after the next claim says so.
 		k.Restate()
 	}
 	k.trimLocked()

@@ -10,17 +10,20 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// fleetLane is the way to one part of the ledger: its messages, its breaker, its clock and its epoch.
+// fleetLane is the way to one part of the ledger: its messages, its breaker, its clock and its epoch. The order of
+// locks is a shard's mu, then a lane's, then its queue's. Each part has its own queue, senders and breaker, so that a
+// dead part delays no other (docs/adr, decision 6).
 type fleetLane struct {
 	lane.Queue[message]
 	lane.Breaker
 	part int
 
-	mu       sync.Mutex
-	clock    lease.LedgerClock // guarded by mu
-	epochs                     // guarded by mu
-	beat     *beat             // guarded by mu; nil: there is none
-	answered instant           // guarded by mu
+	mu     sync.Mutex
+	clock  lease.LedgerClock // guarded by mu
+	epochs                   // guarded by mu
+	beat   *beat             // guarded by mu; nil: there is none
+	// answered is the instant of the last answer; 0: there was none. Guarded by mu.
+	answered instant
 
 	trip atomic.Int64 // a round trip of late without others in flight, in nanoseconds; 0: unknown
 }
@@ -28,7 +31,8 @@ type fleetLane struct {
 // roundTrip is the distance of the ledger: the time that a round trip takes, of late; 0: it is unknown.
 func (l *fleetLane) roundTrip() time.Duration { return time.Duration(l.trip.Load()) }
 
-// took notes the time of a round trip. A longer one counts for an eighth, because this node's own delays pass.
+// took notes the time of a round trip. A longer one counts for an eighth, because this node's own delays pass. So the
+// distance follows a nearer ledger at once, and a farther one after some trips.
 func (l *fleetLane) took(d time.Duration) {
 	was := l.roundTrip()
 	if was > 0 && d > was {
@@ -37,17 +41,21 @@ func (l *fleetLane) took(d time.Duration) {
 	l.trip.Store(int64(d))
 }
 
-// flights is the maximum of batches in flight.
+// flights is the maximum of batches in flight. With 80 ms to a ledger, 16 batches are in flight, one each 5 ms.
 func (l *fleetLane) flights() int { return max(flights, min(int(l.roundTrip()/fanned), mostFlights)) }
 
-// epochs is the current epoch of a part. It is guarded by its lane's mu.
+// epochs is the current epoch of a part. It is guarded by its lane's mu. A life begins with a new epoch, and with each
+// complete restatement of totals (restateIfDue). A key has the life in which the ledger last had its total
+// (reportedLife), and sweeps state it again if that is an earlier one.
 type epochs struct {
 	epoch ratelimit.Epoch
-	life  uint8   // counts the epochs, and complete restatements
-	began uint8   // life in which the epoch began
-	asked instant // time of the first message that showed this epoch
-	first bool    // this process has read no other
-	peers int     // number of nodes that may admit a part in it (FleetOptions.Peers)
+	life  uint8 // counts the epochs, and complete restatements
+	began uint8 // life in which the epoch began
+	// asked is when the last message was sent that showed this epoch. All events of the ledger before it were in this
+	// epoch, or in an earlier one.
+	asked instant
+	first bool // this process has read no other
+	peers int  // number of nodes that may admit a part in it (FleetOptions.Peers)
 }
 
 // part is what this node may admit of a key in a young epoch: a twentieth of the limit is for all nodes.
@@ -58,7 +66,8 @@ func (e *epochs) part(l *ratelimit.Limit) tokens {
 	return l.Capacity() / tokens(ratelimit.LossPart*e.peers)
 }
 
-// had reports whether the epoch was reported in a life.
+// had reports whether the epoch was reported in a life. Numbers of lives have eight bits and wrap around, so they are
+// compared by their distances. A key that 256 lives pass without a statement may count as stated.
 func (e *epochs) had(stated uint8) bool { return e.life-stated <= e.life-e.began }
 
 // aliveFor is the time after its last answer for which the ledger counts as alive.
@@ -81,14 +90,16 @@ func (l *fleetLane) read() (lease.LedgerClock, epochs) {
 	return l.clock, l.epochs
 }
 
-// young is the epoch, and whether the ledger may lack totals.
+// young is the epoch, and whether the ledger may lack totals. The earliest possible time at the ledger counts: in
+// doubt, the epoch is still young, and nothing is granted.
 func (l *fleetLane) young(now instant) (epochs, bool) {
 	there, is := l.read()
 	early, _ := there.Between(now)
 	return is, is.epoch.Young(early)
 }
 
-// alive reports whether the ledger answers other messages.
+// alive reports whether the ledger answers other messages. A store that answers others is late for this key only, and
+// its last answer decides (Overdue).
 func (l *fleetLane) alive(now instant) bool {
 	if l.Open() {
 		return false
@@ -101,7 +112,8 @@ func (l *fleetLane) alive(now instant) bool {
 // lane is the lane of a key's messages.
 func (f *Fleet) lane(k entry) *fleetLane { return &f.lanes[k.cell.Val.lane] }
 
-// laneNumber is the lane of a new key: the part of the ledger that has its accounts never changes.
+// laneNumber is the lane of a new key: the part of the ledger that has its accounts never changes. It is computed once
+// for a key, because a Cluster's slot costs a hash of its name.
 func (f *Fleet) laneNumber(key []byte) uint8 {
 	if len(f.lanes) == 1 {
 		return 0
@@ -110,7 +122,8 @@ func (f *Fleet) laneNumber(key []byte) uint8 {
 }
 
 // joinLocked returns the key's message, or a new one. If it is not yet written, it leaves soon. nil: no message can be
-// sent, for the reason.
+// sent, for the reason. A background message that waits becomes urgent when a request joins it: it is queued a second
+// time, and the second copy finds it written.
 func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 	l := f.lane(k)
 	wait := lane.GatherFor(k.rule())
@@ -133,6 +146,7 @@ func (f *Fleet) joinLocked(k entry) (*keyMessage, ratelimit.FallbackReason) {
 }
 
 // launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.
+// Without room, it is not sent: the next sweep or request tries again.
 func (f *Fleet) launchLocked(k entry, wait time.Duration) {
 	if k.use.flight != nil {
 		return
@@ -144,7 +158,8 @@ func (f *Fleet) launchLocked(k entry, wait time.Duration) {
 	}
 }
 
-// timeLocked sets a timer that gives back the lease of a bucket: sweeps are too rare for that.
+// timeLocked sets a timer that gives back the lease of a bucket: sweeps are too rare for that. The key has at most one
+// timer (use.timed), which finds the key again by its ID: it may have left the table, or its lease may be another one.
 func (f *Fleet) timeLocked(now instant, k entry) {
 	at, id := k.Renews(k.rule()), k.id()
 	if at == lease.Never || k.use.timed {
@@ -190,7 +205,8 @@ func (f *Fleet) Beat() {
 	}
 }
 
-// beat returns a part's beat in flight, or a new one. nil: there can be none, and why.
+// beat returns a part's beat in flight, or a new one. nil: there can be none, and why. Calls that wait for the same
+// part share its beat.
 func (f *Fleet) beat(l *fleetLane) (*flight, ratelimit.FallbackReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

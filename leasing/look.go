@@ -10,12 +10,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// books is a ledger with a view of accounts.
+// books is a ledger with a view of accounts. account.Redis and account.CAS are books. Look returns nil if there is no
+// account.
 type books interface {
 	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
-// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer.
+// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer. It
+// reads the store for a view, with the caller's deadline, and changes nothing.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	rule := a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
@@ -24,12 +26,14 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	if !ok {
 		return v
 	}
+	// This node has no window of the key: it takes the current one by the ledger's time.
 	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
 		there := f.laneOf(v.Account).time()
 		early, _ := there.Between(now)
 		w = rule.Limit.WindowAt(early)
 	}
 	alone := f.alone.DecideShare(now, &ask{Rule: rule, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	// In an outage, this node admits the smaller of its own budget and its part of the rest.
 	v.Alone = max(0, min(alone, part))
 	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
 	if err != nil {
@@ -44,7 +48,8 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	return v
 }
 
-// lookHere shows this node's state of a key, and returns its window and its own part in an outage.
+// lookHere shows this node's state of a key, and returns its window and its own part in an outage. 0 and no bound: this
+// node has no part of an account.
 func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part tokens) {
 	s, _, c := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -98,7 +103,8 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 }
 
 // Drop implements [ratelimit.Inspector]. It waits until the ledger has what this node reports of the key, and until
-// nothing earlier is under way, or until ctx is done.
+// nothing earlier is under way, or until ctx is done. An answer to a message that was written before this call may be
+// older than a reset at the ledger, so another message follows.
 func (f *Fleet) Drop(ctx context.Context, _ instant, key []byte) (had bool, err error) {
 	for {
 		m, had, earlier := f.drop(f.clock(), key)
@@ -152,7 +158,8 @@ func (f *Fleet) drop(now instant, key []byte) (m *keyMessage, had, earlier bool)
 var errReset = errors.New("the store did not answer")
 
 // Reset implements [ratelimit.Inspector]: it refunds the whole account, and the previous one where that counts. Nodes
-// can still spend their tokens in hand of that moment.
+// can still spend their tokens in hand of that moment. Both drops forgive this node's own refusals: the second one,
+// those since the first.
 func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	rule, name := a.Rule, f.keyName(a.Key)
 	w := window(0)
@@ -181,7 +188,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	return err
 }
 
-// refundAll refunds the sum that the first claim shows.
+// refundAll refunds the sum that the first claim shows. The first claim states nothing, and shows the sum. The second
+// states a total below 0 by as much, and shows whether it counted. Claims in between by others only change the rest.
 func (f *Fleet) refundAll(ctx context.Context, rule *ratelimit.Rule, c account.Claim) error {
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant

@@ -50,7 +50,9 @@ type accountOf struct {
 	w   window
 }
 
-// shortage is an account in which this node got less than it wanted, and others may have tokens in hand.
+// shortage is an account in which this node got less than it wanted, and others may have tokens in hand. It is noted by
+// a claim that fell short (noteShort), looked at once in the next beat (takeBack), and noted again if nodes are left
+// that may end later.
 type shortage struct {
 	rule  *ratelimit.Rule
 	claim account.Claim // the key, the window and the limit
@@ -60,21 +62,25 @@ const (
 	// unregistered is the end of a registration that there is not.
 	unregistered = 1
 	// registered is the time for which a node counts on its registration, from when it sent it. It renews it each
-	// renewEvery, so that a store that lost the last renewal still has an earlier one.
+	// renewEvery, so that a store that lost the last renewal still has an earlier one. The last quarter is as long as
+	// renewEvery: so the earlier one lasts for as long as the node counts on the lost one.
 	registered = ratelimit.RegisteredFor * 3 / 4
 	renewEvery = ratelimit.RegisteredFor / 4
 	// registerAgain is the least time between two attempts.
 	registerAgain = 50 * time.Millisecond
-	// mostShort bounds the accounts that are looked at in a beat.
+	// mostShort bounds the accounts that are looked at in a beat. Each costs a read of the account, and of the
+	// registrations of its holders.
 	mostShort = 1024
 )
 
+// open makes a node that is not registered. No key needs that yet, so it does not register either.
 func (r *reclaim) open() {
 	r.ends.Store(unregistered)
 	r.wanted, r.short = make(chan struct{}, 1), map[accountOf]shortage{}
 }
 
-// lapses reports whether the leases of a key end with this node's registration.
+// lapses reports whether the leases of a key end with this node's registration. The bit is in the name (alias), and so
+// at the ledger: a rule that changes its reclaim changes the name.
 func (k *key) lapses() bool { return ratelimit.Holder(k.alias).Lapses() }
 
 // owes reports whether the ledger lacks usage of a key: of one that lapses, others would take it back.
@@ -90,6 +96,7 @@ func aliasOf(r *ratelimit.Rule, n uint64) uint32 {
 }
 
 // mayAsk reports whether a key may be decided by the ledger: one that lapses only while this node is registered.
+// Otherwise it could be granted tokens that others take back while it spends them.
 func (f *Fleet) mayAsk(now instant, k entry) bool { return !k.cell.Val.lapses() || f.Registered(now) }
 
 // mayAskLocked is like mayAsk. It has the node registered if it is not.
@@ -105,7 +112,8 @@ func (f *Fleet) mayAskLocked(now instant, k entry) bool {
 	return false
 }
 
-// Registered reports whether this node is certainly registered.
+// Registered reports whether this node is certainly registered. ends is atomic, because each decision reads it through
+// shard.endLocked.
 func (f *Fleet) Registered(now instant) bool { return now < instant(f.reclaim.ends.Load()) }
 
 // trimLocked gives back tokens of a key that lapses, beyond its waiting requests and a lease: others count on it that a
@@ -117,7 +125,8 @@ func (k *entry) trimLocked() {
 }
 
 // RegisterDue reports whether to register this node now, and drops the leases of a registration that may be over.
-// RegisterAnswered takes the answer. One goroutine calls both.
+// RegisterAnswered takes the answer. One goroutine calls both. The node's leases are dropped before it registers again:
+// others may have taken them back, and the new registration would make them valid again.
 func (f *Fleet) RegisterDue(now instant) bool {
 	r := &f.reclaim
 	ends := instant(r.ends.Load())
@@ -136,7 +145,8 @@ func (f *Fleet) RegisterDue(now instant) bool {
 	return due
 }
 
-// RegisterAnswered takes the answer to a registration. One that was sent before a lapse counts for later claims.
+// RegisterAnswered takes the answer to a registration. One that was sent before a lapse counts for later claims. An
+// answer after its own three quarters says nothing: the registration may be over.
 func (f *Fleet) RegisterAnswered(sent instant, err error) {
 	now := f.clock()
 	if ends := instant(f.reclaim.ends.Load()); ends != unregistered && now >= ends {
@@ -148,7 +158,8 @@ func (f *Fleet) RegisterAnswered(sent instant, err error) {
 	}
 }
 
-// lapse drops the leases that end with the registration, and answers to claims of before.
+// lapse drops the leases that end with the registration, and answers to claims of before. ends comes first, so that no
+// decision spends from a key that it has not reached yet.
 func (f *Fleet) lapse() {
 	f.reclaim.ends.Store(unregistered)
 	f.any(func(k *entry) bool {
@@ -173,6 +184,7 @@ func (f *Fleet) noteShort(r *ratelimit.Rule, c *account.Claim) {
 	}
 }
 
+// note keeps a shortage for the next beat. One that has no room is noted again with its next claim that falls short.
 func (f *Fleet) note(s shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()
@@ -202,7 +214,8 @@ func (f *Fleet) takeShort(now instant) (all []shortage) {
 }
 
 // looked notes the result of a look at an account: it was closed for some of the nodes with tokens in hand. Those that
-// are left may end later. After a close, requests ask the ledger again.
+// are left may end later. After a close, requests ask the ledger again. A refusal would otherwise hold until the window
+// ends, although tokens are free again.
 func (f *Fleet) looked(s shortage, nodes, closed int) {
 	if nodes > closed {
 		f.note(s)
@@ -216,7 +229,8 @@ func (f *Fleet) looked(s shortage, nodes, closed int) {
 	}
 }
 
-// registers keeps this node registered until ctx is done, once a key needs it.
+// registers keeps this node registered until ctx is done, once a key needs it. It runs in one goroutine, which alone
+// calls RegisterDue. wanted shortens the wait for a node's first such key.
 func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 	tick := time.NewTicker(SweepEvery)
 	defer tick.Stop()
@@ -231,6 +245,7 @@ func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 			continue
 		}
 		bounded, cancel := context.WithTimeout(ctx, lane.TimeLimit)
+		// The time counts from before it was sent, so this node's end comes before the store's.
 		err := s.Register(bounded, f.name)
 		cancel()
 		f.RegisterAnswered(sent, err)
@@ -252,7 +267,8 @@ func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
 }
 
 // takeBack takes back what ended nodes have in hand of an account. It reads its holders before their registrations: one
-// that registers in between has claimed nothing since.
+// that registers in between has claimed nothing since. Its steps: read the holders, the registrations of those that
+// lapse, and close the ended ones by claims in their names. After an error the account is noted again.
 func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) (err error) {
 	defer func() {
 		if err != nil {
@@ -273,6 +289,7 @@ func (f *Fleet) takeBack(ctx context.Context, s reclaimer, of shortage) (err err
 	if err != nil {
 		return err
 	}
+	// If others have tokens in hand but are alive, there is nothing to close, and the account is noted again by looked.
 	closes := account.Closes(of.claim, is.Holders, over)
 	defer f.looked(of, len(nodes), len(over))
 	if len(closes) == 0 {

@@ -11,17 +11,20 @@ import (
 
 // shard is a part of the keys. It is guarded by its mutex.
 type shard struct {
-	mu    sync.Mutex
-	keys  *keytable.Table[key] // guarded by mu
-	uses  []*use               // guarded by mu; by number
-	free  []uint32             // guarded by mu; numbers of unused uses
-	most  int                  // maximum of uses, while some of them may be dropped
-	hand  int                  // guarded by mu; position of the search for a use to drop
-	rules ruleNumbers          // guarded by mu
-	seq   uint64               // guarded by mu: of claims
-	sent  uint32               // guarded by mu: number of the last message
-	ends  *atomic.Int64        // instant from which this node's registration may be over
-	_     [24]byte
+	mu   sync.Mutex
+	keys *keytable.Table[key] // guarded by mu
+	// uses are the recent uses, by number. They are pointers, because entries keep theirs while the slice grows.
+	// Guarded by mu.
+	uses  []*use
+	free  []uint32    // guarded by mu; numbers of unused uses
+	most  int         // maximum of uses, while some of them may be dropped
+	hand  int         // guarded by mu; position of the search for a use to drop
+	rules ruleNumbers // guarded by mu
+	// seq and sent begin anew with the process, and so does the holder's name.
+	seq  uint64        // guarded by mu: of claims
+	sent uint32        // guarded by mu: number of the last message
+	ends *atomic.Int64 // instant from which this node's registration may be over
+	_    [24]byte
 }
 
 type cell = keytable.Cell[key]
@@ -30,8 +33,10 @@ type cell = keytable.Cell[key]
 // garbage collector nothing.
 type key struct {
 	lease.Key
-	rule         uint32 // its number
-	use          uint32 // its number, plus 1; 0: no recent use
+	rule uint32 // its number
+	use  uint32 // its number, plus 1; 0: no recent use
+	// alias differs for each life of the key in the table. Under its old name, a key that returns with a total of 0
+	// would take back the usage that the ledger has of it.
 	alias        uint32 // index of this node's name in the ledger
 	reportedLife uint8  // life of the epoch in which it was reported, the last bits
 	lane         uint8  // the way of its messages
@@ -60,7 +65,8 @@ func (s *shard) open(arena *keytable.Arena, maxKeys int, ends *atomic.Int64) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
 }
 
-// entry is the complete state of one key, while its shard is locked.
+// entry is the complete state of one key, while its shard is locked. It is made for each visit, and must not outlive
+// it: the cell moves when another key comes or goes.
 type entry struct {
 	lease.Entry
 	shard *shard
@@ -68,7 +74,7 @@ type entry struct {
 	use   *use
 }
 
-// account is the account's name in verdicts, for Undo. A bucket is one account.
+// account is the account's name in verdicts, for Undo. A bucket is one account, though its Window is that of its lease.
 func (k *entry) account(l *ratelimit.Limit) window {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return 1
@@ -113,7 +119,8 @@ func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	return s.with(c, u)
 }
 
-// with is the state of a cell, with its use.
+// with is the state of a cell, with its use. The registration's end is read anew for each visit, because it moves while
+// the key does not change.
 func (s *shard) with(c *cell, u *use) entry {
 	s.endLocked(c)
 	return entry{lease.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
@@ -126,7 +133,8 @@ func (s *shard) endLocked(c *cell) {
 	}
 }
 
-// take finds a use for a key: a free one, a new one, or one of a key that is no longer busy.
+// take finds a use for a key: a free one, a new one, or one of a key that is no longer busy. The uses grow beyond most
+// if all are in use: a flood of waiting requests must not fail.
 func (s *shard) take(id keytable.ID) uint32 {
 	if len(s.free) == 0 && len(s.uses) >= s.most {
 		s.forgetOne()
@@ -141,7 +149,8 @@ func (s *shard) take(id keytable.ID) uint32 {
 	return n
 }
 
-// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries. All have keys.
+// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries (second chance,
+// as in the CLOCK algorithm). All have keys. If none can go, the table of uses grows.
 func (s *shard) forgetOne() {
 	found := -1
 	for range min(tries, len(s.uses)) {
@@ -161,14 +170,16 @@ func (s *shard) forgetOne() {
 	}
 }
 
-// leave takes a use from its key.
+// leave takes a use from its key. The key keeps what must not be lost. Its next request begins without refusals and
+// with an unmeasured demand.
 func (s *shard) leave(n uint32) {
 	s.keys.Get(s.uses[n].id).Val.use = 0
 	*s.uses[n] = use{}
 	s.free = append(s.free, n)
 }
 
-// trackLocked makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room. Its alias is the present number of dropped keys: so it
+// differs from that of its earlier life in the table.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
@@ -206,7 +217,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 }
 
 // ruleNumbers are short numbers for the rules of keys. A rule that a reload has replaced keeps its number while keys
-// use it.
+// use it. A number has four bytes in a key, and a pointer would make the collector scan all keys.
 type ruleNumbers struct {
 	numbers map[*ratelimit.Rule]uint32
 	uses    []ruleUse // by number
@@ -249,7 +260,8 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// move changes the rule of a key.
+// move changes the rule of a key. The tokens and the refusals of the key stay: they were computed for the old limit, so
+// Spend and spendOrRefuse compare limits.
 func (s *shard) move(c *cell, is *ratelimit.Rule) {
 	old, was := c.Val.rule, s.rules.of(c)
 	c.Val.rule = s.rules.number(is)

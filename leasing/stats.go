@@ -9,13 +9,15 @@ import (
 
 // stats counts the work of a Fleet.
 type stats struct {
+	// stale counts claims that were overtaken.
 	claims, roundTrips, failed, stale atomic.Uint64
 	unreported                        atomic.Uint64 // accounts whose last totals were not reported
-	late                              atomic.Int64  // late reports that are tried longer than lateTries
-	evicted                           atomic.Uint64 // keys with usage that a full table dropped
-	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
-	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
-	storeTime, leaseSizes             ratelimit.Distribution
+	// late is the number of late reports that are tried longer than lateTries: it is bounded by mostLate.
+	late                  atomic.Int64
+	evicted               atomic.Uint64 // keys with usage that a full table dropped
+	claimsBy              [len(ratelimit.ClaimReasons)]atomic.Uint64
+	fallbacks             [len(ratelimit.FallbackReasons)]atomic.Uint64
+	storeTime, leaseSizes ratelimit.Distribution
 	distrusted
 }
 
@@ -30,7 +32,7 @@ type distrusted struct {
 // Recoveries is the number of new lives of the ledger.
 func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
 
-// Stats returns the counts so far. It takes every lock once.
+// Stats returns the counts so far. It takes every lock once. So its sums are not of one instant.
 func (f *Fleet) Stats() ratelimit.LimiterStats {
 	s := ratelimit.LimiterStats{
 		Claims: f.stats.claims.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
@@ -66,7 +68,9 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 }
 
 // bounded counts the over-admission of a key in a window as it grows, and when it comes close to this node's share of
-// the declared bound. Admissions by on_store_failure are declared separately.
+// the declared bound. Admissions by on_store_failure are declared separately. The amounts of a window only grow, so
+// each counts the difference to the last one. Near the bound is from four fifths on. Each crossing counts once in a
+// window.
 func bounded(rule *ratelimit.Rule, is *lease.Excess, drifted, byPolicy tokens) {
 	c, share, before := rule.Counters, rule.DriftShare(), *is
 	is.OverByDrift, is.OverByOutage = drifted, byPolicy
@@ -96,6 +100,7 @@ type gauges struct {
 
 type gauge struct{ leased, drifting tokens }
 
+// add counts a key, if its visit is one of the round's: each key counts once.
 func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	if rule.Counters == nil || !g.on {
 		return

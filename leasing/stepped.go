@@ -25,6 +25,7 @@ func NewStepped(
 	after func(time.Duration, func()), random func() float64,
 ) *Stepped {
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
+	// Without a random seed, each run of a simulation puts keys into the same shards.
 	f.Hash = keytable.Hasher{}
 	f.alone = local.New(max(local.OverflowSlots, maxKeys/8), clock(), wall).Predictable()
 	f.after = after
@@ -63,7 +64,7 @@ func (w *Wait) Advance(now instant) bool { return w.call.advance(now) }
 // Next is closed when the ledger has answered the first undecided ask. Until then Advance need not be called.
 func (w *Wait) Next() <-chan struct{} { return w.call.next() }
 
-// Decided reports whether one ask is decided, and so charged.
+// Decided reports whether one ask is decided, and so charged. An ask that was decided at once has no waiter.
 func (w *Wait) Decided(i int) bool {
 	for j := range w.call.waits {
 		if p := &w.call.waits[j]; p.verdict == &w.verdicts[i] {
@@ -86,7 +87,8 @@ type Batch struct{ *batch }
 // Part is the part of the ledger that the batch is for.
 func (b *Batch) Part() int { return b.lane.part }
 
-// Batch takes messages for a part of the ledger; nil: none are due, or the maximum of batches is in flight.
+// Batch takes messages for a part of the ledger; nil: none are due, or the maximum of batches is in flight. It is
+// Fleet.settle up to the round trip, and Answer or Fail are the rest.
 func (s *Stepped) Batch() *Batch {
 	for i := range s.lanes {
 		l := &s.lanes[i]
@@ -130,7 +132,8 @@ func (s *Stepped) Short(now instant, look func(c account.Claim, then func(nodes,
 }
 
 // Release writes the last messages of a node, which give back all unspent tokens. They are not answered, and overtake
-// those in flight.
+// those in flight. It is Fleet.leave without waits: a written message keeps its key busy, so its flight is taken off
+// first.
 func (s *Stepped) Release() []account.Claim {
 	s.leaving.Store(true)
 	var claims []account.Claim

@@ -20,7 +20,8 @@ const (
 	largeShard = 1000 // keys
 )
 
-// sweep looks after keys without requests: ended windows, idle leases, and reports.
+// sweep looks after keys without requests: ended windows, idle leases, and reports. In a young epoch, each sweep visits
+// the whole table: all totals must be stated within its two seconds.
 func (f *Fleet) sweep(now instant) {
 	f.restateIfDue(now)
 	for i := range f.lanes {
@@ -43,7 +44,8 @@ func (f *Fleet) sweep(now instant) {
 	}
 }
 
-// sweepShard walks through a shard, a bounded number of keys under one lock.
+// sweepShard walks through a shard, a bounded number of keys under one lock. Keys are removed after the walk of a step:
+// a removal moves others of the same segment.
 func (f *Fleet) sweepShard(now instant, s *shard) {
 	var over []keytable.ID
 	for at := (keytable.Cursor{}); !at.Done; {
@@ -54,6 +56,7 @@ func (f *Fleet) sweepShard(now instant, s *shard) {
 				over = append(over, c.ID())
 			}
 		})
+		// mayGoLocked looks again: it also decides whether the key has usage that counts.
 		for _, id := range over {
 			if f.mayGoLocked(s, now, s.keys.Get(id)) {
 				s.keys.Remove(id)
@@ -73,11 +76,14 @@ func (s *shard) view(c *cell, scratch *use) entry {
 	return s.with(c, scratch)
 }
 
-// sweepLocked looks after one key. It reports whether the key can be dropped.
+// sweepLocked looks after one key. It reports whether the key can be dropped. A key with a message in flight is left to
+// its answer. Otherwise the first of these reasons causes a message: a loss of data, a renewal or a report that is due,
+// usage that is unreported for long, an idle lease.
 func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	if c.Val.rests(now, f.lives[c.Val.lane]) {
 		return false
 	}
+	// A sweep must not make all keys busy: s.entry follows only if there is something to send.
 	k := s.view(c, &f.resting)
 	rule := k.rule()
 	f.gauged.add(rule, &k, now)
@@ -109,6 +115,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 			k.Restate()
 			f.launchLocked(k, lease.Batch)
 		}
+	// The key may have had no use until here, so renewLocked asks Due again.
 	case due:
 		f.renewLocked(now, s.entry(now, c.ID(), c))
 	case c.Val.owes() && unused > restAfter:
@@ -132,7 +139,8 @@ func (k *key) rests(now instant, life uint8) bool {
 		k.reportedLife == life && k.Taken == k.Spent && !k.owes() && !k.InFlight()
 }
 
-// unreported reports whether the ledger lacks some usage of the key, or tokens are in hand.
+// unreported reports whether the ledger lacks some usage of the key, or tokens are in hand. The lease of a bucket ends
+// by itself, so only its tokens before that count.
 func (k *key) unreported(now instant) bool {
 	windowed := k.CurrentUntil != lease.Never && k.Unspent() > 0
 	return k.InFlight() || k.owes() || windowed || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
@@ -188,7 +196,8 @@ const (
 // claims, at most once in evictionRest.
 func (f *Fleet) RestateEvicted() { f.evicted.Store(true) }
 
-// restateIfDue states all totals again, if accounts may have been evicted, or recalls missed, since the last time.
+// restateIfDue states all totals again, if accounts may have been evicted, or recalls missed, since the last time. It
+// counts as another life of each lane, without another epoch: then each key's total is of an earlier life.
 func (f *Fleet) restateIfDue(now instant) {
 	due := func(asked *atomic.Bool, rest time.Duration) bool {
 		return (f.restated == 0 || now.Sub(f.restated) >= rest) && asked.Swap(false)
@@ -202,6 +211,7 @@ func (f *Fleet) restateIfDue(now instant) {
 		l := &f.lanes[i]
 		l.mu.Lock()
 		l.life++
+		// Otherwise the epoch would seem to begin now, and hide that an account was lost in it.
 		if l.life == l.began { // it wraps around
 			l.began++
 		}
@@ -223,7 +233,8 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	return known
 }
 
-// Restating reports whether the ledger may have lost its data, and this node has not restated all of its totals.
+// Restating reports whether the ledger may have lost its data, and this node has not restated all of its totals. While
+// it is true, beats prolong the youth. Totals of 0 or less need not be stated in it.
 func (f *Fleet) Restating() bool {
 	return f.Young() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
@@ -237,7 +248,8 @@ func (f *Fleet) Drifting() bool {
 	return f.any(func(k *entry) bool { return k.Drifting(now, k.rule().Limit.Period()) })
 }
 
-// any reports whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
+// any reports whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys. The
+// scratch stands for the uses of keys without one.
 func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	var scratch use
 	for i := range f.shards {
@@ -254,7 +266,8 @@ func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	return found
 }
 
-// leave gives back all tokens in hand, at the node's end, in a few rounds: a message may be in flight.
+// leave gives back all tokens in hand, at the node's end, in a few rounds: a message may be in flight, or its answer
+// may bring tokens. It waits for the answers of each step.
 func (f *Fleet) leave() {
 	f.leaving.Store(true)
 	for more, round := true, 0; more && round < leaveRounds; round++ {
@@ -282,6 +295,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
+		// There is nothing to give back, nothing to report, and no answer to come.
 		if k.Taken <= k.Spent && !c.Val.owes() && !k.InFlight() && !k.Returns() {
 			return
 		}
@@ -319,7 +333,8 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 	all.Wait()
 }
 
-// beats reads the server's epoch, and prolongs its youth while this node has more to state.
+// beats reads the server's epoch, and prolongs its youth while this node has more to state. Prolong reads the epoch by
+// itself: the lanes learn of it with the next message or beat.
 func (f *Fleet) beats(ctx context.Context, s server) {
 	upkeep.Every(ctx, beatEvery, func() {
 		if !f.Restating() {

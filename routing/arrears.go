@@ -12,11 +12,12 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// arrears are tokens that owners have not booked, without a store: what this node admitted in their place, and what
-// it takes back. An ask of this node has the owner book them.
+// arrears are tokens that owners have not booked, without a store: what this node admitted in their place, and what it
+// takes back. An ask of this node has the owner book them.
 //
 // A charge whose booking is not answered is booked again: it may count twice. A credit is sent once: it may be lost.
-// Neither admits more. The arrears of a window end with it.
+// Neither admits more. The arrears of a window end with it. later and undoAlone note arrears (owe). tick finds those
+// that are due (book), an ask has the owner book them (bookOne), and its answer ends them (done).
 type arrears struct {
 	mu   sync.Mutex
 	keys map[account]*owed // guarded by mu
@@ -29,13 +30,17 @@ type account struct {
 	window ratelimit.Window
 }
 
-// owed is what the owner of an account is to book: first the credit, which is older.
+// owed is what the owner of an account is to book: first the credit, which is older. A credit is sent before a charge:
+// it belongs to an older one, and with it the charge may fit.
 type owed struct {
 	rule           *ratelimit.Rule
 	credit, charge ratelimit.Tokens
-	since          instant // of the oldest credit
-	asked          instant // of the ask under way; 0: none
-	next           instant // of the next ask, at the earliest
+	// since is of the oldest credit: a bucket has refilled in its place since then.
+	since instant
+	// asked is the instant of the ask under way, which also names it; 0: none. One ask at a time is under way for an
+	// account.
+	asked instant
+	next  instant // of the next ask, at the earliest
 }
 
 const (
@@ -52,7 +57,8 @@ const (
 	mostBooked = 1 << 43
 )
 
-// add adds tokens of an account, and returns its charge. ok is false if there is no room.
+// add adds tokens of an account, and returns its charge: n is a charge above 0, and a credit below. ok is false if
+// there is no room.
 func (o *arrears) add(now instant, a *ask, w ratelimit.Window, n ratelimit.Tokens) (charge ratelimit.Tokens, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,7 +79,8 @@ func (o *arrears) add(now instant, a *ask, w ratelimit.Window, n ratelimit.Token
 	return x.charge, true
 }
 
-// add adds a charge or a credit. A credit is of the charges before it, as far as the owner has not booked them.
+// add adds a charge or a credit. A credit is of the charges before it, as far as the owner has not booked them. While
+// an ask is under way, its part of the charge may be booked already, so a credit stays apart.
 func (x *owed) add(now instant, n ratelimit.Tokens) {
 	if n > 0 {
 		x.charge = min(x.charge+n, mostBooked)
@@ -100,8 +107,9 @@ type booking struct {
 	asked  instant
 }
 
-// due begins the bookings that are due. It returns when others are; 0: there are none. over reports whether the
-// tokens of a window count nowhere any more.
+// due begins the bookings that are due. It returns when others are; 0: there are none. over reports whether the tokens
+// of a window count nowhere any more. The keys are in a map without an order, and all of them are looked at: at most
+// once in oweEvery.
 func (o *arrears) due(now instant, over func(*ratelimit.Limit, ratelimit.Window) bool) (all []booking, next instant) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -136,7 +144,8 @@ func (o *arrears) nextLook() instant {
 	return o.next
 }
 
-// expire gives up an ask that is not answered, and a credit that the bucket has refilled.
+// expire gives up an ask that is not answered, and a credit that the bucket has refilled. A charge stays, and is sent
+// again: it may count twice.
 func (x *owed) expire(now instant) {
 	if x.asked != 0 && now.Sub(x.asked) >= askedFor {
 		x.asked, x.credit = 0, 0 // the credit may have arrived
@@ -156,6 +165,7 @@ func (x *owed) refilled(now instant) ratelimit.Tokens {
 	return ratelimit.Tokens(min(refilled, mostBooked))
 }
 
+// booking begins an ask: for the credit if there is one, and else for the charge.
 func (x *owed) booking(now instant, at account) booking {
 	x.asked = now
 	a := ask{Rule: x.rule, Key: []byte(at.key), Kind: ratelimit.Charge, Cost: x.charge, Window: at.window}
@@ -165,7 +175,8 @@ func (x *owed) booking(now instant, at account) booking {
 	return booking{a, x, x.credit, now}
 }
 
-// done ends a booking, unless it was given up. Arrears that are not booked are due again.
+// done ends a booking, unless it was given up. Arrears that are not booked are due again. The instant of its ask tells
+// a booking that was given up from the one after it.
 func (o *arrears) done(now instant, b *booking, booked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -178,6 +189,7 @@ func (o *arrears) done(now instant, b *booking, booked bool) {
 	case !booked:
 		x.next = now.Add(oweAgain)
 	case b.ask.Kind == ratelimit.Charge:
+		// Charges that were added meanwhile stay.
 		x.charge -= b.ask.Cost
 	default: // with what was refilled
 		x.credit = max(0, x.credit-b.credit)
@@ -191,7 +203,8 @@ func (o *arrears) len() int {
 	return len(o.keys)
 }
 
-// owe has the owner of a key book tokens of a window by and by.
+// owe has the owner of a key book tokens of a window by and by. Without room, they are dropped: the owner then decides
+// as if they were never spent.
 func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		w = 0
@@ -206,7 +219,8 @@ func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	c.driver.wake()
 }
 
-// book sends the due bookings to their owners. It returns when others are due; 0: there are none.
+// book sends the due bookings to their owners. It returns when others are due; 0: there are none. It is a part of each
+// tick, without a lock of the core.
 func (c *core) book(now instant) instant {
 	at := c.fallback.LedgerNow(now)
 	all, next := c.arrears.due(now, func(l *ratelimit.Limit, w ratelimit.Window) bool {
@@ -222,10 +236,12 @@ func (c *core) book(now instant) instant {
 	return next
 }
 
+// bookOne sends one booking. This node may own the key by now, and then books it itself.
 func (c *core) bookOne(now instant, b *booking) {
 	owner := c.ownerOf(b.ask.Key)
 	if owner == c.options.Addr {
 		var v [1]verdict
+		// This node may own the key and not have the account yet: then it tries again after oweAgain.
 		decided := c.own(context.Background(), now, []ask{b.ask}, v[:], nil) == ownDecided
 		c.arrears.done(now, b, decided && b.isBooked(&v[0]))
 		c.driver.wake()
@@ -250,12 +266,14 @@ func (b *booking) isBooked(v *verdict) bool {
 	return b.ask.Kind != ratelimit.Charge || v.Charged+v.Debt > 0 || v.Window > b.ask.Window
 }
 
-// later has the owner book what this node answered in its place, if the owner has not booked that itself. It waits
-// for the end of the call to the owner.
+// later has the owner book what this node answered in its place, if the owner has not booked that itself. It waits for
+// the end of the call to the owner. By its kind: a spend and a charge are owed unless the owner has booked them. A
+// release and a refund are owed only if the owner cannot have them, because a credit must not count twice.
 func (c *core) later(a *ask, v *verdict, call *call) {
 	if a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return
 	}
+	// The caller's key is a view of its request, which may end before the call.
 	report, w := *a, c.windowHere(c.clock(), a)
 	report.Key = slices.Clone(a.Key)
 	call.after(func() {

@@ -29,7 +29,8 @@ func newCore(o Options, clock ratelimit.Clock, fallback *local.Limiter) *core {
 	return c
 }
 
-// storeless has budgets in this process, which move with their keys.
+// storeless has budgets in this process, which move with their keys. It is called before the node runs. Without it, the
+// accounts are in a store.
 func (c *core) storeless(l *local.Limiter) {
 	c.local = l
 	c.mover.underway = map[uint64]string{}
@@ -67,7 +68,8 @@ func (c *core) build(old *view) *view {
 	return v
 }
 
-// lessOnly reports whether other nodes have gone, without any other change: then this node keeps its keys.
+// lessOnly reports whether other nodes have gone, without any other change: then this node keeps its keys. A ring with
+// consistent hashing gives a node that stays only more keys then.
 func lessOnly(old, next *view) bool {
 	for _, addr := range next.ring.Members() {
 		if !old.ring.Has(addr) {
@@ -94,8 +96,8 @@ func (c *core) elsewhere(a *ask) string {
 
 func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring.HashOf(key)) }
 
-// settle records that others have handed over, or are gone; the caller holds
-// mu.
+// settle records that others have handed over, or are gone; the caller holds mu. It is called after each event that may
+// be the last one that was missing: a done, a receipt, a death, another ring.
 func (c *core) settle() {
 	v := c.view.Load()
 	if c.inStore() || v.stable.Load() {
@@ -122,8 +124,8 @@ func (m *member) mayHave(v *view) bool {
 	return m.holds && m.done != v.digest
 }
 
-// lapsed reports whether the node did not run for so long that others may own its
-// keys. The first decision after that notices.
+// lapsed reports whether the node did not run for so long that others may own its keys. The first decision after that
+// notices. It costs one atomic read, because each decision without a store calls it.
 func (c *core) lapsed(now instant) bool {
 	ticked := instant(c.ticked.Load())
 	// A node before its first tick has not joined either, so that no other can have taken its keys over.

@@ -23,7 +23,8 @@ const disagree = 2 * TakeOver
 // maxFetches bounds the keys that are looked for at once.
 const maxFetches = 16 << 10
 
-// fetch requests a key's account, or joins a fetch in progress. It returns nil if too many are in progress.
+// fetch requests a key's account, or joins a fetch in progress. It returns nil if too many are in progress. The bell
+// rings when it ends.
 func (c *core) fetch(key []byte, b bell) *fetch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,12 +87,14 @@ func (c *core) ask(f *fetch, m *member) {
 		c.concludeFetch(f)
 	})
 	if m.enqueue(call) != nil {
+		// The node is not reachable: it may have the account.
 		f.open--
 		f.soon = true
 	}
 }
 
-// concludeFetch ends a fetch that has its answers; the caller holds mu.
+// concludeFetch ends a fetch that has its answers: the account is absent only if all have answered none under this
+// ring. The caller holds mu.
 func (c *core) concludeFetch(f *fetch) {
 	switch {
 	case f.state != fetching, f.open > 0:
@@ -116,6 +119,7 @@ func (c *core) fetched(f *fetch, how fetchState) {
 // endFetches ends fetches without an answer, and lets go of those who wait for them; the caller holds mu.
 func (c *core) endFetches(now instant) {
 	for _, key := range slices.Sorted(maps.Keys(c.fetches)) {
+		// Those who wait ask again, by the ring of then.
 		if f := c.fetches[key]; now.Sub(f.began) >= fetchFor {
 			c.fetched(f, fetchAgain)
 		}

@@ -40,7 +40,7 @@ func (m *mover) begin() {
 	m.full = nil
 }
 
-// once has the walk go round once more: an account has come back.
+// once has the walk go round once more: an account has come back, perhaps to a place that the walk has passed.
 func (m *mover) once() {
 	if m.state == walking {
 		m.next = walking
@@ -61,11 +61,13 @@ func (m *mover) end() {
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
 
-// step moves a few accounts. It reports whether there is more to do at once.
+// step moves a few accounts. It reports whether there is more to do at once. It holds mu for one segment of the table:
+// requests that need mu wait for no more than that.
 func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := &c.mover
+	// Accounts are left whose receiver was not ready.
 	if m.state == stuck && now >= m.retry {
 		m.begin()
 	}
@@ -105,8 +107,8 @@ func (c *core) step(now instant) (more bool) {
 	return more
 }
 
-// takeOut puts accounts on their way that a visit has found; the caller holds mu
-// and the gate.
+// takeOut puts accounts on their way that a visit has found, until a node has no room. Those that cannot go now make
+// the round a stuck one, which is repeated. The caller holds mu and the gate.
 func (c *core) takeOut(now instant, v *view, keys [][]byte) {
 	m := &c.mover
 	for _, key := range keys {
@@ -147,7 +149,8 @@ func (m *member) state(now instant) way {
 	return takes
 }
 
-// send puts a key's account on its way. It reports false where there is none.
+// send puts a key's account on its way. It reports false where there is none. From here until the receipt, the key is
+// in underway, and has no account in any table.
 func (c *core) send(now instant, to *member, key []byte) bool {
 	// The account may have ended since the walk saw it.
 	a, ok := c.local.TakeOut(now, key)
@@ -175,7 +178,7 @@ func (m *member) owes() bool {
 	return m.out.open != nil || len(m.out.sealed) > 0
 }
 
-// flush sends the open parcel, with all additions until then.
+// flush sends the open parcel, with all additions until then. next seals it when the parcels before it have been sent.
 func (m *member) flush() {
 	m.mu.Lock()
 	m.out.urgent = m.out.open != nil
@@ -195,13 +198,15 @@ func (c *core) announceClean() {
 	}
 }
 
+// announceDone reports done to one node, if this one is clean; the caller holds mu.
 func (c *core) announceDone(m *member) {
 	if c.clean() && m.ready.Load() {
 		m.announceDone(c.view.Load().digest, c.changes)
 	}
 }
 
-// received handles a receipt. Refused accounts are this node's again, to keep or to send to their owner.
+// received handles a receipt: the accounts of its parcel are at the receiver, except those that it has refused. These
+// are this node's again, to keep or to send to their owner.
 func (c *core) received(from *member, r *wire.Receipt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,8 +255,8 @@ func (c *core) reclaim(now instant, m *member) {
 	c.driver.wake()
 }
 
-// putBack takes accounts of a parcel back into the table, and drops the record of its way; the caller holds
-// mu.
+// putBack takes accounts of a parcel back into the table, and drops the record of its way; the caller holds mu. The
+// hash in underway is that of one key: two keys with one hash are never under way together (takeOut).
 func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	i, at := 0, c.local.LedgerNow(now)
 	_ = moved.Read(p.w.B, func(m moved.Entry) { // this node wrote it

@@ -100,7 +100,8 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, t
 // up to 11 ms there, and many come one after the other.
 const adoptedAtOnce = 16
 
-// adopt applies a parcel, once.
+// adopt applies a parcel, once. It returns nil, and so no receipt, for a parcel that makes no sense: its sender sends
+// it again on the next stream.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	// Without a number it cannot be distinguished from its repetition.
 	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {

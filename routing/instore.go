@@ -37,6 +37,13 @@ func (c *core) decideInStore(ctx context.Context, now instant, asks []ask, verdi
 	c.base.decide(ctx, now, 0, asks, verdicts)
 }
 
+// withStore decides asks of which an owner decides some. Its steps:
+//
+//  1. Send all asks to their owners.
+//  2. Decide this node's own and hot keys by the base.
+//  3. Wait for the owners, for half of the time.
+//  4. Decide by the base, in the other half, in place of owners without an answer.
+//  5. Give slots back that an owner may have taken as well.
 func (r *request) withStore(now instant) {
 	places, calls := make([]place, len(r.asks)), make([]toOwner, len(r.asks))
 	half := now.Add(r.until.Sub(now) / 2)
@@ -67,7 +74,8 @@ type toOwner struct {
 	owner *link // nil: there is no way to it
 }
 
-// send chooses who decides about an ask, and sends it to an owner.
+// send chooses who decides about an ask, and sends it to an owner. A key is hot here if its owner has said so in an
+// answer.
 func (r *request) send(now instant, a *ask) (place, toOwner) {
 	addr := r.elsewhere(a)
 	owner := r.view.Load().peers[addr]
@@ -83,7 +91,8 @@ func (r *request) send(now instant, a *ask) (place, toOwner) {
 	return away, toOwner{r.forward(a, addr), owner}
 }
 
-// mayLease reports whether this node may decide in place of an owner that may decide as well.
+// mayLease reports whether this node may decide in place of an owner that may decide as well. A spend may be charged by
+// both, and is undone at one. A refund or a charge may not count twice.
 func mayLease(a *ask) bool { return a.Kind < ratelimit.Refund }
 
 // answered handles the answer of an owner, or its absence at half of the time.

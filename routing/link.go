@@ -48,8 +48,9 @@ func (b bell) ring() {
 	}
 }
 
-// link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
-// socket; the stream's owner takes frames from it. It is safe for concurrent use.
+// link is this node's way to another: messages that wait to be sent, and those without an answer. It has no socket; the
+// stream's owner takes frames from it. It is safe for concurrent use. A link stays the same while its member lives,
+// over any number of streams.
 type link struct {
 	addr     string
 	wake     func()       // has frames taken; it must not block
@@ -117,6 +118,8 @@ func failedCall(err error) *call {
 	return c
 }
 
+// finish ends a call, and runs what waits for it. A call is finished once: by its reply, by the end of its stream, or
+// because it could not be queued.
 func (c *call) finish(reply *wire.Reply, err error) {
 	// They are set before done is closed, so that its readers need no lock.
 	c.reply, c.err = reply, err
@@ -132,7 +135,8 @@ func (c *call) finish(reply *wire.Reply, err error) {
 	}
 }
 
-// after has something done when the call has ended, without a lock.
+// after has something done when the call has ended, without a lock. Functions run in the goroutine of the one that
+// finishes the call, or at once in the caller's.
 func (c *call) after(do func()) {
 	c.mu.Lock()
 	over := c.ended()
@@ -190,8 +194,8 @@ func (l *link) enqueue(c *call) error {
 	return nil
 }
 
-// take writes the next frame: calls first, because requests wait for them, and at most one parcel; nil if
-// there is no message. stamp is the ledger's time.
+// take writes the next frame: calls first, because requests wait for them, and at most one parcel; nil if there is no
+// message. stamp is the ledger's time. The stream's owner calls it again until it returns nil.
 func (l *link) take(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +239,7 @@ func (l *link) ping(stamp int64) *wire.Frame {
 	return f
 }
 
-// replied handles replies.
+// replied handles replies. finish may run functions that lock the core, so it is called without mu.
 func (l *link) replied(replies []*wire.Reply) {
 	for _, reply := range replies {
 		l.mu.Lock()
@@ -249,7 +253,8 @@ func (l *link) replied(replies []*wire.Reply) {
 	}
 }
 
-// broke ends all messages that were sent or wait; parcels are kept.
+// broke ends all messages that were sent or wait; parcels are kept. A charge in one of them may have been booked: its
+// caller notes it as arrears, or has it undone.
 func (l *link) broke(err error) {
 	// This is first: later messages would be queued without an end.
 	l.ready.Store(false)

@@ -48,7 +48,8 @@ func (c *core) track(addr string) *member {
 	return m
 }
 
-// applyHello records that a node has introduced itself: this one dials back.
+// applyHello records that a node has introduced itself: this one dials back. So two nodes have a way in each direction,
+// though discovery may name only one of them.
 func (c *core) applyHello(now instant, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +78,7 @@ func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 	}
 }
 
-// opened records that the way to a node is open.
+// opened records that the way to a node is open. It is called before the first frame of the new stream is sent.
 func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,7 +113,8 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.driver.wake()
 }
 
-// closed records that the way to a node is not open, or no longer.
+// closed records that the way to a node is not open, or no longer. Its calls end first, because their functions lock
+// mu.
 func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
@@ -178,7 +180,8 @@ func (c *core) enterOrLeave(m *member, is bool) {
 	c.turn()
 }
 
-// applyDone records that a node has nothing of others under a ring.
+// applyDone records that a node has nothing of others under a ring. The digest is that of the sender's ring. It counts
+// while this node sees the same one.
 func (c *core) applyDone(from *inlet, digest, changes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

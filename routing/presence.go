@@ -23,6 +23,8 @@ func (c *core) tick(now instant) (due instant) {
 	return due
 }
 
+// lookAfter does the work of a tick under mu: a lapse first, then deaths, this node's entry, its announcements and its
+// departure. It returns the instant of the next tick, at the latest.
 func (c *core) lookAfter(now instant) (due instant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,6 +81,7 @@ func (c *core) bury(now instant) {
 			m.alive = false
 			m.holds = false
 			m.done = 0 // its last report is from before
+			// Its accounts on their way there are this node's again, and go to the next owner.
 			c.reclaim(now, m)
 			c.driver.redial(m) // if it is there after all, it is met again
 			c.settle()
@@ -100,8 +103,9 @@ func (c *core) quitRing() {
 	c.changes++
 }
 
-// join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
-// node has handed over the accounts of its earlier ownership.
+// join enters the ring once every found node has been met, or was unreachable for long enough. By then, this node has
+// handed over the accounts of its earlier ownership. Two nodes that start at once may each join without the other.
+// unconfirmed then keeps both from decisions until they have acknowledged each other.
 func (c *core) join(now instant) {
 	// A node that joins with accounts of others would count their keys in addition to the owners. After a
 	// lapse it has such accounts, and hands them over first.
@@ -164,7 +168,8 @@ func (c *core) announce(now instant) (unacked bool) {
 	return unacked
 }
 
-// leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.
+// leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides. Its
+// announcement is sent by the next ticks, and depart takes it out of its own ring.
 func (c *core) leave(now instant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +197,8 @@ func (c *core) depart(now instant) {
 	c.turn()
 }
 
-// gone reports whether a leaving node has handed over all.
+// gone reports whether a leaving node has handed over all. Arrears count as something left: without this node, no other
+// would have them booked.
 func (c *core) gone() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

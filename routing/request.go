@@ -10,7 +10,7 @@ import (
 )
 
 // request is the asks of a request, some of which other nodes decide about. It runs and waits in its caller's
-// goroutine.
+// goroutine. Decide makes one only if an ask is another node's, or has to wait.
 type request struct {
 	*core
 	ctx      context.Context
@@ -20,6 +20,7 @@ type request struct {
 	bell     bell    // of its calls and its searches. It may ring for nothing
 }
 
+// newRequest makes a request. Its time is the longest store_deadline of its rules, from now.
 func (c *core) newRequest(ctx context.Context, now instant, asks []ask, verdicts []verdict) *request {
 	deadline := time.Duration(0)
 	for i := range asks {
@@ -52,7 +53,7 @@ func (r *request) sleep(at instant) instant {
 	return r.clock()
 }
 
-// forward sends an ask to its owner.
+// forward sends an ask to its owner. Without a way to that, the call has failed when it returns.
 func (r *request) forward(a *ask, owner string) *call {
 	call := r.callFor(a, &wire.Ask{})
 	call.bell = r.bell
@@ -85,7 +86,8 @@ func (c *core) callFor(a *ask, m *wire.Ask) *call {
 	})
 }
 
-// without decides an ask without its owner. The call to the owner has failed or goes on.
+// without decides an ask without its owner. The call to the owner has failed or goes on. The verdict is one of
+// on_store_failure, for metrics and Undo.
 func (r *request) without(now instant, i int, call *call, v verdict) {
 	r.stats.fallbacks.Add(1)
 	v.Source, v.Reason = ratelimit.FromFallback, ratelimit.FallbackPeer
@@ -137,7 +139,8 @@ func (c *core) byPolicy(now instant, a *ask) (v verdict) {
 	return v
 }
 
-// runs calls do with each run of consecutive places for which is holds.
+// runs calls do with each run of consecutive places for which is holds. The base decides asks of one call together, and
+// other asks in between are not its own.
 func runs(places int, is func(i int) bool, do func(from, to int)) {
 	for from := 0; from < places; from++ {
 		to := from

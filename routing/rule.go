@@ -37,7 +37,8 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 
 func cutName(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// ruleBytes is the message of a rule in an ask. Names of rules are UTF-8, so that it can be encoded.
+// ruleBytes is the message of a rule in an ask. Names of rules are UTF-8, so that it can be encoded. Deterministic
+// bytes are equal for equal rules, so that the owner's cache finds them.
 func ruleBytes(r *ratelimit.Rule) []byte {
 	b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(ruleMessage(r))
 	return b
@@ -83,8 +84,9 @@ func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
 	return r, nil
 }
 
-// readRule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have,
-// so that a peer cannot make this node overflow or divide by zero.
+// readRule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have, so
+// that a peer cannot make this node overflow or divide by zero. It returns errMessage for each fault: the sender has a
+// bug, or another version.
 func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	r := &ratelimit.Rule{
 		Domain: m.GetDomain(), Path: m.GetPath(), Coordination: ratelimit.DefaultCoordination(),

@@ -7,8 +7,14 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// serve handles a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
-// and may block. later is called with the parts that may wait.
+// serve handles a frame of a peer, on the stream that the peer opened. answer gets the immediate answers, and may
+// block. later is called with the asks, which may wait.
+//
+// The order of a frame's parts matters:
+//
+//   - Its time comes before its parcel, whose accounts keep the sender's clock.
+//   - Its replies leave before its parcel is read, because requests wait for them.
+//   - Its done comes last, because it is true only once the parcel is here.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
 	later func(asks []*wire.Ask),
 ) {
@@ -68,7 +74,8 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 }
 
-// replied handles a frame of a peer, on the stream that this node opened.
+// replied handles a frame of a peer, on the stream that this node opened. A stream has answers of the other node alone:
+// its own asks arrive on the stream that it opened (serve).
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	// Any frame shows that the peer is alive.
 	m.lastSeen.Store(int64(now))
@@ -82,18 +89,18 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	}
 }
 
-// serving is a peer's asks while they are decided.
+// serving is a peer's asks while they are decided. It runs in one goroutine for each frame, and only that changes it.
 type serving struct {
 	*request
 	states []served
-	ready  []*wire.Reply // to messages that are no asks
+	ready  []*wire.Reply // to messages that need no decision
 }
 
 // served is a peer's ask.
 type served struct {
 	id      uint64
-	status  uint32 // of the reply, if that is no verdict
-	search  *fetch
+	status  uint32  // of the reply, if that is no verdict
+	search  *fetch  // for the account; nil: there is none
 	again   instant // of the next look, at the earliest
 	decided bool
 	replied bool
@@ -101,7 +108,8 @@ type served struct {
 }
 
 // answerTo decides what a peer asks, and answers as it goes: an ask that waits holds up no other. It blocks until all
-// is decided. No ask is forwarded again: two nodes that see different rings would send it to and fro.
+// is decided. No ask is forwarded again: two nodes that see different rings would send it to and fro. A caller that
+// leaves makes until 0, so that all open asks end.
 func (c *core) answerTo(ctx context.Context, asks []*wire.Ask, answer func(*wire.Frame)) {
 	now := c.clock()
 	s := c.serving(ctx, now, asks)
@@ -121,7 +129,8 @@ func (c *core) answerTo(ctx context.Context, asks []*wire.Ask, answer func(*wire
 	send()
 }
 
-// serving reads a peer's asks. Invalid ones are refused, and undos are applied.
+// serving reads a peer's asks. Invalid ones are refused, and undos are applied. An undo for a store comes as an ask,
+// too. It needs no decision, so it is in no list.
 func (c *core) serving(ctx context.Context, now instant, msgs []*wire.Ask) *serving {
 	s := &serving{}
 	asks := make([]ask, 0, len(msgs))
@@ -147,7 +156,8 @@ func (c *core) serving(ctx context.Context, now instant, msgs []*wire.Ask) *serv
 	return s
 }
 
-// decideInStore decides all asks at once, so that the base can claim for them together.
+// decideInStore decides all asks at once, so that the base can claim for them together. Asks of other owners' keys are
+// answered notOwner: the peer then leases from the store itself.
 func (s *serving) decideInStore(now instant) {
 	mine := func(i int) bool { return s.elsewhere(&s.asks[i]) == "" }
 	for i := range s.states {
@@ -161,7 +171,8 @@ func (s *serving) decideInStore(now instant) {
 	})
 }
 
-// decideStoreless decides the asks that can be decided now. It reports whether others wait.
+// decideStoreless decides the asks that can be decided now. It reports whether others wait. It is called again after
+// each event, and looks at all open asks.
 func (s *serving) decideStoreless(now instant) (open bool) {
 	for i := range s.states {
 		if x := &s.states[i]; !x.decided {
@@ -172,11 +183,13 @@ func (s *serving) decideStoreless(now instant) (open bool) {
 	return open
 }
 
-// decideOne decides an ask, or searches its account.
+// decideOne decides an ask, or searches its account: first the result of a search, if there is one, and then the ask
+// itself.
 func (s *serving) decideOne(now instant, i int, x *served) {
 	if x.search != nil {
 		switch s.outcome(x.search) {
 		case fetching:
+		// The ring changes, or the account is on its way.
 		case fetchAgain:
 			x.search, x.again = nil, now.Add(askAgain)
 		case fetchAbsent:
@@ -188,6 +201,7 @@ func (s *serving) decideOne(now instant, i int, x *served) {
 	switch {
 	case x.decided:
 	case now >= s.until:
+		// The peer has its own timer, and decides by its rule's policy.
 		x.decided, x.status = true, notInTime
 	case x.search == nil && now >= x.again:
 		switch s.own(s.ctx, now, s.asks[i:i+1], s.verdicts[i:i+1], nil) {
@@ -201,7 +215,7 @@ func (s *serving) decideOne(now instant, i int, x *served) {
 	}
 }
 
-// due is when it goes on at the latest.
+// due is when it goes on at the latest. Asks with a search go on by its event.
 func (s *serving) due() instant {
 	due := s.until
 	for i := range s.states {
@@ -212,7 +226,8 @@ func (s *serving) due() instant {
 	return due
 }
 
-// undoFor takes back a charge for a peer, which decided otherwise.
+// undoFor takes back a charge for a peer, which decided otherwise. askOf has checked that the charge is not above the
+// cost.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	v := verdict{
 		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
@@ -261,7 +276,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 	return r
 }
 
-// see shows an ask that is decided to the observer, once.
+// see shows an ask that is decided to the observer, once. Simulations compare all admissions with the limit.
 func (s *serving) see(i int) {
 	if x := &s.states[i]; s.observe != nil && !x.seen {
 		x.seen = true
@@ -269,7 +284,8 @@ func (s *serving) see(i int) {
 	}
 }
 
-// askOf reads an ask, which may hold anything.
+// askOf reads an ask, which may hold anything. Any error is a fault of the peer, or of a version with other rules. The
+// ask's key is that of the message, without a copy.
 func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	switch {
 	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0,

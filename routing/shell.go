@@ -33,8 +33,9 @@ type (
 	calledStream = grpc.BidiStreamingServer[wire.Frame, wire.Frame]
 )
 
-// converse keeps the way to a node open until ctx is done: it dials, introduces
-// this node, sends its frames, and dials again.
+// converse keeps the way to a node open until ctx is done: it dials, introduces this node, sends its frames, and dials
+// again. It is one goroutine for each other node. Each pair of nodes has two streams, one in each direction, with its
+// own introduction.
 func (r *Router) converse(ctx context.Context, m *member) {
 	for ctx.Err() == nil {
 		err := r.connect(ctx, m)
@@ -46,15 +47,18 @@ func (r *Router) converse(ctx context.Context, m *member) {
 		select {
 		case <-ctx.Done():
 		case <-m.kick: // it is there
+		// The pause grows with the failures, and is random.
 		case <-time.After(r.pause(r.clock(), m)):
 		}
 	}
 }
 
-// connect holds one conversation, until it breaks.
+// connect holds one conversation, until it breaks. It dials, introduces this node within opening, reports the node as
+// open, and then receives replies and sends frames in a goroutine each. It returns why the conversation ended.
 func (r *Router) connect(ctx context.Context, m *member) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// An environment with a proxy must not send peers' messages through it.
 	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(), // the name server may not answer for one
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
@@ -103,7 +107,8 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	return context.Cause(ctx)
 }
 
-// sendFrames sends what waits, as much as is there in one message.
+// sendFrames sends what waits, as much as is there in one message. Only this goroutine sends on the stream. It returns
+// nil when ctx is done, and else the error of the stream.
 func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member) error {
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
@@ -137,7 +142,7 @@ func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member)
 	}
 }
 
-// receiveReplies handles replies.
+// receiveReplies handles replies until the stream ends, and returns its error.
 func (r *Router) receiveReplies(stream callerStream, m *member) error {
 	for {
 		f, err := stream.Recv()
@@ -169,7 +174,7 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	})
 }
 
-// bug handles a panic that a caller caused.
+// bug handles a panic that a caller caused. The port recovers it, so that one caller cannot end the process.
 func (r *Router) bug(bug any) {
 	r.reject(rejectedBug)
 	r.report("a caller of the peers' port", fmt.Errorf("a bug in Sluice, please report it: %v\n%s", bug, debug.Stack()))
@@ -214,13 +219,15 @@ func remoteAddr(stream calledStream, hello *wire.Hello) string {
 	return from
 }
 
-// exchange is the peers' service of a Router.
+// exchange is the peers' service of a Router. It is apart from Router, whose other methods are not for the wire.
 type exchange struct {
 	wire.UnimplementedPeerServer
 	*Router
 }
 
-// Exchange is the other end of a peer's conversation.
+// Exchange is the other end of a peer's conversation. It waits for Run, checks the introduction, and then handles one
+// frame after the other until the stream ends. Asks wait in goroutines of their own, so that the frames behind them are
+// read.
 func (r exchange) Exchange(stream calledStream) error {
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
@@ -255,8 +262,10 @@ func (r exchange) Exchange(stream calledStream) error {
 		defer sending.Unlock()
 		_ = stream.Send(f) // a broken stream ends Recv too
 	}
+	// It bounds the asks under way, and with them the goroutines.
 	room := semaphore.NewWeighted(peerPending)
 	var working sync.WaitGroup
+	// So no goroutine answers on a stream that has ended.
 	defer working.Wait()
 	ctx := stream.Context()
 	later := func(asks []*wire.Ask) {
@@ -283,8 +292,8 @@ func (r exchange) Exchange(stream calledStream) error {
 	}
 }
 
-// introduce names this node, and proves that it has the secret, to the node known as
-// addr, which then proves it too.
+// introduce names this node, and proves that it has the secret, to the node known as addr, which then proves it too. It
+// is the caller's side of the exchange in auth.go, and welcome is the other. It returns the other's hello.
 func (r *Router) introduce(stream callerStream, addr string) (*wire.Hello, error) {
 	hello := r.hello(newNonce())
 	if err := stream.Send(&wire.Frame{Hello: hello}); err != nil {
@@ -327,6 +336,7 @@ func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, err
 	if err != nil {
 		return nil, err
 	}
+	// The time for a message begins again with each one.
 	received()
 	hello := f.GetHello()
 	if err := check(hello, r.options.Region); err != nil {
@@ -354,7 +364,8 @@ func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, err
 	return hello, stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "called", bound, hello, own)})
 }
 
-// New makes a router over the node's own limiter.
+// New makes a router over the node's own limiter. The base says which kind of ring it is: over a local.Limiter,
+// accounts are in the nodes, and over any other in a store.
 func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
 	dialled, served := anonymous()
 	r := &Router{work: make(bell, 1), served: served, runs: make(chan struct{})}
@@ -386,6 +397,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 // dial implements driver. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
+	// The link rings when a message is ready, and sendFrames waits for the bell.
 	m.wake = work.ring
 	m.outgoing = work
 	m.again = make(bell, 1)

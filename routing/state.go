@@ -61,7 +61,8 @@ type identity struct {
 
 // standby is how far a node may decide.
 type standby struct {
-	// ticked is the instant of the node's last tick.
+	// ticked is the instant of the node's last tick; 0: there was none. It is atomic, because each decision reads it
+	// without mu (lapsed).
 	ticked atomic.Int64
 	// unconfirmed means that others may decide on this node's keys. Some have not acknowledged yet that it has
 	// joined: two nodes that join at once would otherwise each decide in a ring without the other. Or it has not
@@ -134,7 +135,8 @@ type counted struct {
 	rejected [rejections]atomic.Uint64
 }
 
-// driver is the driver's actions for a core. No method but sleep may block, and none may call the core.
+// driver is the driver's actions for a core. No method but sleep may block, and none may call the core. The core calls
+// it under its locks, except sleep.
 type driver interface {
 	// sleep ends at that instant, or when the bell rings or ctx is done.
 	sleep(ctx context.Context, b bell, until instant)
@@ -304,8 +306,10 @@ type inlet struct {
 type inbox struct {
 	lastSeen instant // guarded by core.mu
 
-	mu      sync.Mutex // held while a parcel is accepted: streams of one node may overlap
-	last    uint64     // guarded by mu: the number of the last parcel
+	mu   sync.Mutex // held while a parcel is accepted: streams of one node may overlap
+	last uint64     // guarded by mu: the number of the last parcel
+	// answers are the receipts of the last parcels, by number: if one is lost, the parcel comes again, and the same
+	// receipt answers it. Guarded by mu, like the rest.
 	answers map[uint64]*wire.Receipt
 	// How much later it was here than there when a message came, at least: in the
 	// last stretch of time, and the one before. The least of many messages is what
@@ -322,6 +326,7 @@ type inbox struct {
 //
 // A node that answers none will have none as long as it sees the same ring: it accepts
 // only what is its own.
+// It is guarded by core.mu. A fetch that has ended does not change any more.
 type fetch struct {
 	key   string
 	view  *view

@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// NewStepped makes a node without peers: see Found.
+// NewStepped makes a node without peers: see Found. It is New with the driver's means in place of sockets, goroutines
+// and chance.
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(o.Options, o.Clock, local.New(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
@@ -52,6 +53,7 @@ func (s *Stepped) ping() {
 	})
 }
 
+// members are all other nodes, in the order of their addresses.
 func (s *Stepped) members() []*member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +72,7 @@ func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
 	s.o.Wires.Send(to, answer, b)
 }
 
-// dial implements driver.
+// dial implements driver. The core calls it under its lock, so the driver's wires are called later (sendAll).
 func (s *Stepped) dial(m *member) {
 	m.wake = func() { s.woken = true }
 	s.dials = append(s.dials, m)
@@ -133,7 +135,7 @@ func (s *Stepped) Closed(to string) {
 	s.Pump()
 }
 
-// again dials once more, after a while.
+// again dials once more, after a while, as converse does.
 func (s *Stepped) again(m *member) {
 	delete(s.open, m.addr)
 	s.closed(m)
@@ -152,7 +154,8 @@ func (s *Stepped) member(addr string) *member {
 	return s.core.members[addr]
 }
 
-// Receive handles a frame, or an answer on the stream that this node opened.
+// Receive handles a frame, or an answer on the stream that this node opened. Invalid bytes are left out: gRPC would
+// have ended the stream.
 func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	var f wire.Frame
 	if err := proto.Unmarshal(frame, &f); err != nil {
@@ -176,9 +179,9 @@ func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	})
 }
 
-// Ask decides; decided is called when all is, perhaps at once. The slices are
-// the node's until then. booked, if set, is called before, perhaps again and again,
-// for each ask that this node has charged or credited.
+// Ask decides; decided is called when all is, perhaps at once. The slices are the node's until then. booked, if set, is
+// called before, perhaps again and again, for each ask that this node has charged or credited. It is a task, which
+// sleeps where a Router's request would block.
 func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked func(i int), decided func()) {
 	s.begin(&task{done: decided, verdicts: verdicts, see: booked}, func(ctx context.Context) {
 		s.Decide(ctx, s.o.Clock(), asks, verdicts)
@@ -209,7 +212,8 @@ func (s *Stepped) End() {
 	s.tasks = nil
 }
 
-// Pump does all that can be done now.
+// Pump does all that can be done now: it is a Router's goroutines, one after the other, until none of them has more to
+// do. Then it sets an alarm for the next of its times.
 func (s *Stepped) Pump() {
 	if s.ended {
 		return

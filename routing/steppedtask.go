@@ -13,7 +13,9 @@ import (
 
 // Requests of a Stepped are coroutines: they wait in the code of a Router, and go on when the node is pumped.
 
-// task is a request, or the asks of a peer's frame: a coroutine, which sleeps as a Router's goroutine does.
+// task is a request, or the asks of a peer's frame: a coroutine, which sleeps as a Router's goroutine does. next runs
+// it until it sleeps or ends, and yield, which it calls itself, suspends it. stop makes yield return false, so that it
+// unwinds.
 type task struct {
 	next  func() (open bool)
 	stop  func()
@@ -51,7 +53,8 @@ func (t *task) sleeps(now instant) bool {
 	}
 }
 
-// begin runs do until it sleeps. When do has returned, perhaps after further sleeps, done is called.
+// begin runs do until it sleeps. When do has returned, perhaps after further sleeps, done is called. A panic of a task
+// passes through next to the driver, except errEnded.
 func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
 	ctx := context.WithValue(context.Background(), taskKey{}, t)
 	next, stop := iter.Pull(func(yield func(struct{}) bool) {
@@ -68,7 +71,7 @@ func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
 	s.resume(t)
 }
 
-// resume reports whether a task has ended.
+// resume runs a task until it sleeps again. It reports whether the task has ended.
 func (s *Stepped) resume(t *task) (ended bool) {
 	if s.ended {
 		t.stop()
@@ -99,6 +102,7 @@ func (s stepping) decide(ctx context.Context, now instant, within time.Duration,
 	if w == nil {
 		return
 	}
+	// The task is in the context, because the base is called by the same code as in a Router.
 	t := ctx.Value(taskKey{}).(*task)
 	until := w.Patience()
 	if within > 0 {

@@ -24,8 +24,8 @@ const (
 	unsure           // whether others have the account
 )
 
-// own decides on one key of this node's, if it can: where it has the account, where no other node can have
-// it, or where a search found none.
+// own decides on one key of this node's, if it can: where it has the account, where no other node can have it, or where
+// a search found none. The gate keeps the ring and the account in their places until the decision is made.
 func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
 	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
@@ -52,7 +52,8 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	return unsure
 }
 
-// decideStoreless decides about asks one by one: own keys do not wait.
+// decideStoreless decides about asks one by one: own keys do not wait. A request is made at the first ask that cannot
+// be decided here at once, and has the rest.
 func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict) {
 	for i := range asks { // first, because a request that waits goes on elsewhere
 		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
@@ -103,8 +104,8 @@ func (r *request) begin(now instant, i int, found *fetch) errand {
 	}
 }
 
-// finish waits for an errand, and decides about its ask. The node that was asked may not be the owner, or not any
-// more: then this node asks again, by its own ring.
+// finish waits for an errand, and decides about its ask. The node that was asked may not be the owner, or not any more:
+// then this node asks again, by its own ring. It ends at the end of the request's time at the latest.
 func (r *request) finish(i int, e errand) {
 	for !e.decided {
 		now, found := r.ends(&e)

@@ -36,7 +36,8 @@ func (c *core) undoAlone(now instant, a *ask, v *verdict) {
 	}
 }
 
-// giveSlot has the owner of a slot give it back. If the message is lost, the slot returns at its end.
+// giveSlot has the owner of a slot give it back. If the message is lost, the slot returns at its end. If this node owns
+// the key by now, there is none to give: slots do not move.
 func (c *core) giveSlot(a *ask) {
 	if owner := c.elsewhere(a); owner != "" {
 		back := *a
@@ -45,7 +46,8 @@ func (c *core) giveSlot(a *ask) {
 	}
 }
 
-// undoInStore takes back a charge at the owner now: what one has leased, another can give back.
+// undoInStore takes back a charge at the owner now: what one has leased, another can give back. A charge that this node
+// has leased itself is undone here (undoHere).
 func (c *core) undoInStore(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
 	if owner := c.elsewhere(a); owner != "" && v.Source == ratelimit.FromOwner {
@@ -58,7 +60,8 @@ func (c *core) undoInStore(now instant, asks []ask, verdicts []verdict) {
 	c.undoHere(now, asks, verdicts)
 }
 
-// undoStoreless takes back a charge where its account is by now: accounts move with their keys.
+// undoStoreless takes back a charge where its account is by now: accounts move with their keys. Where the account is
+// not here, the credit is owed to its owner.
 func (c *core) undoStoreless(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
 	c.gate.RLock() // the account does not move meanwhile

@@ -23,7 +23,9 @@ type account struct {
 // mostSum bounds the sum, so that doubles are exact.
 const mostSum tokens = 1 << 52
 
-// draw adds to a holder's total without a check, like plain increments.
+// draw adds to a holder's total without a check, like plain increments. There is no Seq that shows a repetition, so a
+// draw that arrives twice counts twice. The sender finds that by the Total of its next draw, and claims. The record
+// keeps its spent: for the ledger, drawn tokens are in hand until a claim.
 func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 	r := a.records.findOrAdd(c.Holder)
 	r.taken += c.Want
@@ -32,7 +34,7 @@ func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 }
 
 // claim books a holder's totals, and grants its need. before is the part of the previous window that counts. ask
-// recalls holders. It allocates only for a new holder.
+// recalls holders. It allocates only for a new holder. A claim that was overtaken changes nothing, and adds no record.
 func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit.Holder)) Grant {
 	r := a.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
@@ -41,6 +43,7 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	r = a.records.findOrAdd(c.Holder)
 	a.book(r, c)
 	g := Grant{At: now, Granted: a.grant(r, c, before)}
+	// The time takes the fence above those of an account that was lost, and began again at 0.
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence
 	g.Total = r.taken
@@ -61,13 +64,16 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 func (a *account) book(r *record, c *Claim) {
 	had := r.taken
 	total := max(clamped(c.Taken), clamped(c.Spent))
+	// The sum after it, a.sum + total - had, stays within mostSum on both sides.
 	total = max(min(total, had+mostSum-a.sum), had-mostSum-a.sum)
 	hand := max(0, clamped(c.Taken)-clamped(c.Spent))
+	// The cut is the part by which the sum after it would be below hand. Only a refund lowers the sum so far.
 	cut := max(0, had-total-a.sum+hand)
 	if total < had {
 		a.pause = a.least // tokens were given back
 	}
 	total += cut
+	// Usage beyond mostSum is in no total, so that the record's inHand never falls below 0.
 	spent := min(clamped(c.Spent)+cut, total)
 	a.sum += total - had
 	a.spent += spent - r.spent
@@ -83,6 +89,8 @@ func (a *account) grant(r *record, c *Claim, before tokens) tokens {
 	n := granted(free, c.Need, c.Want)
 	used := min(n, max(0, c.Need))
 	if used < c.Need {
+		// A part of a unit serves no request. It stays in the holder's hand, so that another holder's claim can recall
+		// it.
 		used -= used % max(1, c.Unit)
 	}
 	r.taken, r.spent = r.taken+n, r.spent+used
@@ -90,7 +98,8 @@ func (a *account) grant(r *record, c *Claim, before tokens) tokens {
 	return n
 }
 
-// granted is the size of a grant of free tokens.
+// granted is the size of a grant of free tokens. Several holders that claim at once each leave seven eighths of the
+// rest for the others. So the parts get smaller as the limit comes near, and few tokens must be recalled.
 func granted(free, need, want tokens) tokens { return max(0, min(free, want, max(need, free/Share))) }
 
 // inHand is the tokens in hand of all holders except one, as reported.

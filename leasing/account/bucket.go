@@ -40,7 +40,9 @@ func BucketSlotAt(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Window 
 	return ratelimit.Window(at / instant(BucketSlot(l)/time.Microsecond))
 }
 
-// claim books what a holder says of its lease, and grants its need, and a lease beyond it.
+// claim books what a holder says of its lease, and grants its need, and a lease beyond it. Its steps: bring the level
+// to now; carry on the rest of the holder's lease; charge or refund costs; grant. After a loss of data, nodes state a
+// level in place of a cost, and the lowest of them counts.
 func (b *bucket) claim(now instant, c *Claim) Grant {
 	l, burst := &c.Limit, burstOf(&c.Limit)
 	b.refill(now, l)
@@ -52,6 +54,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	} else {
 		b.book(c, burst)
 	}
+	// The rest that goes on counts towards Want.
 	need, lease := b.grant(c, c.Want-left)
 	b.fence = max(b.fence+1, ratelimit.Fence(now))
 	return Grant{
@@ -78,10 +81,13 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit) {
 	slot := instant(BucketSlot(l) / time.Microsecond)
 	for b.at < now {
 		end := now
+		// Without live leases, slots make no difference, and one step refills for all the time since the last claim.
 		if b.hand+b.old > 0 {
 			end = min(now, (b.at/slot+1)*slot)
 		}
 		b.level, b.carry = Refilled(b.level, b.carry, int64(end-b.at), b.room(burstOf(l)), l)
+		// The leases in old are at least a slot old, and their holders spend them for less than that. Their room is
+		// free for the refill from here on.
 		if end%slot == 0 {
 			b.hand, b.old = 0, b.hand
 		}
@@ -89,7 +95,8 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit) {
 	}
 }
 
-// room is the most that the level may be.
+// room is the most that the level may be, in millionths. Each token in hand keeps its place in the bucket, or a holder
+// could spend it in addition to a full burst.
 func (b *bucket) room(burst tokens) int64 { return int64(burst-b.hand-b.old) * Micro }
 
 // resume makes the rest of a holder's lease one of this slot, as far as it is wanted, and returns that. What is not
@@ -114,7 +121,8 @@ func (b *bucket) resume(c *Claim) (left tokens) {
 	return left
 }
 
-// book charges costs after the fact, whole, and credits a refund, as far as there is room.
+// book charges costs after the fact, whole, and credits a refund, as far as there is room. A Spent above Taken is a
+// charge, and one below 0 a refund. A refund beyond the room is lost: the level has refilled in its place.
 func (b *bucket) book(c *Claim, burst tokens) {
 	charge := max(0, clamped(c.Spent)-max(0, clamped(c.Taken)))
 	b.level = max(b.level-int64(min(charge, mostBurst))*Micro, -int64(mostSum))
@@ -124,7 +132,8 @@ func (b *bucket) book(c *Claim, burst tokens) {
 }
 
 // grant spends the need, or the whole units of it that there are, and leases a share of the level beyond it. A part of
-// a unit serves no request.
+// a unit serves no request. Only the lease counts in hand: the need is spent at this instant, between the arrival of a
+// request and its answer.
 func (b *bucket) grant(c *Claim, want tokens) (need, lease tokens) {
 	level := tokens(max(0, b.level) / Micro)
 	if level < c.Need {
@@ -140,7 +149,8 @@ func (b *bucket) grant(c *Claim, want tokens) (need, lease tokens) {
 // used is the burst less the level.
 func (b *bucket) used(burst tokens) tokens { return tokens(roundUp(int64(burst)*Micro-b.level, Micro)) }
 
-// full is the time at which the level alone is full; at least after two slots, when all leases have ended.
+// full is the time at which the level alone is full; at least after two slots, when all leases have ended. A bucket
+// that is dropped then returns as a new and full one, so no token is lost or won.
 func (b *bucket) full(l *ratelimit.Limit) instant {
 	us := 0.0
 	if missing := float64(burstOf(l))*Micro - float64(b.level); missing > 0 {

@@ -1,9 +1,11 @@
--- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level, carry,
--- at, hand, old, fence. Lease is the slot of the holder's lease, Slot the length of one.
+-- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. Its field "b" is level,
+-- carry, at, hand, old, fence. Lease is the slot of the holder's lease, Slot the length of one.
 local MICRO, MOST_BURST, WAITS, STATED = 1000000, 4294967295, 1000000, -1
+-- A missing field is zeros: at is 0, so the bucket is new, and full.
 local level, carry, at, hand, old, fence = unpacked(redis.call('HGET', KEYS[1], 'b'), '<dddddd')
 local function room() return (Limit - hand - old) * MICRO end
--- refill adds what returns in that time to the level, and sets the remainder.
+-- refill adds what returns in that time to the level, and sets the remainder. Go computes elapsed x Requests in 128
+-- bits. Here the product is split by whole seconds, so that each part of it is exact as a double.
 local function refill(elapsed)
   local space, whole, rest = room() - level, floor(Requests / Seconds), Requests % Seconds
   local part = elapsed % Seconds * rest + carry
@@ -13,6 +15,7 @@ local function refill(elapsed)
   level = level + added
 end
 
+-- 1. Bring the level to now, slot by slot while there are leases. A clock that went back by less than WAITS stops it.
 if at == 0 then level, at = Limit * MICRO, now end
 if at - now >= WAITS then at = now end
 while at < now do
@@ -23,6 +26,7 @@ while at < now do
   at = stop
 end
 
+-- 2. The holder's lease leaves its slot's count. The rest of it, as far as it goes on, counts in this slot.
 local slot, left = floor(at / Slot), 0
 local held = max(0, min(Taken, MOST_BURST))
 if Lease == slot then hand = hand - min(held, hand) elseif Lease == slot - 1 then old = old - min(held, old) end
@@ -31,6 +35,7 @@ if Lease == slot or Lease == slot - 1 then
   if Need <= 0 then left = max(0, min(rest, Want)) end
   hand, level = hand + left, level + (rest - left) * MICRO
 end
+-- 3. Charges and refunds, or after a loss the level that a node states. The lowest one counts.
 level = min(level, room())
 if Lease == STATED then
   level = max(-MOST, min(level, (max(-MOST_BURST, min(Taken, MOST_BURST)) - hand - old) * MICRO))
@@ -39,6 +44,7 @@ else
   level = level + max(0, min(min(-Spent, MOST_BURST) * MICRO, room() - level))
 end
 
+-- 4. Grant whole tokens. Only the lease is in hand: the need is spent.
 local free = floor(max(0, level) / MICRO)
 if free < Need then free = free - free % Unit end
 local grant = granted(free, Want - left)

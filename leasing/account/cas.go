@@ -25,8 +25,10 @@ import (
 type CAS struct {
 	store  Store
 	prefix string
-	known  atomic.Pointer[known]
-	// lastBeat is the version of the epoch's record at the last read without claims.
+	// known is what this process has read of the epoch; nil: nothing yet. It is replaced, never changed.
+	known atomic.Pointer[known]
+	// lastBeat is the version of the epoch's record at the last read without claims. If that is still the version, no
+	// node has advanced it since, and this one does (advance).
 	lastBeat atomic.Uint64
 	// OnRecall, if set before the first claim, is called for each recall, which then is not sent to its node.
 	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
@@ -48,7 +50,9 @@ const (
 // ErrContended answers claims on an account that others have changed each time. Nothing was settled.
 var ErrContended = errors.New("other nodes changed the account at each try")
 
-// Settle implements [Ledger].
+// Settle implements [Ledger]. The epoch and the time are those of the last try. If the epochs of two tries differ,
+// earlier settlements are lost, and all claims have ErrLife. If a later try fails in another way, the settled claims
+// keep their grants.
 func (l *CAS) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
@@ -100,7 +104,8 @@ func retried(ctx context.Context, left []int, f func(left []int) (again []int, e
 	}
 }
 
-// pause waits for a random time before another attempt, so that nodes do not collide again.
+// pause waits for a random time before another attempt, so that nodes do not collide again. Half of contended is the
+// mean of the first wait. The waits double, because the more nodes collide, the longer each of their changes takes.
 func pause(ctx context.Context, try int) error {
 	most := min(contended<<(try-1), contendedMost)
 	t := time.NewTimer(time.Duration(rand.Int64N(int64(most))))
@@ -113,7 +118,8 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// keyOf names the account of a window.
+// keyOf names the account of a window. The time from which a store may drop the record is a part of the name, so all
+// nodes must compute the same one. A bucket has none: its end changes with its level.
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
 	if w != 0 {
@@ -129,7 +135,9 @@ type subject struct{ own, was *state }
 
 // round tries to settle claims, in their order, as if each was sent alone: a claim on a window sees the effect of
 // earlier ones on the previous window. It returns the claims on accounts that others have changed in the meantime; with
-// an error, those that may not be settled. Without claims it reads the epoch.
+// an error, those that may not be settled. Without claims it reads the epoch. Its steps: collect the records of all
+// claims, each once; read them with the epoch, as of one instant; settle the claims in memory; write the changed
+// accounts. No lock is held: a faster node shows by the version of a record.
 func (l *CAS) round(
 	ctx context.Context, claims []Claim, grants []Grant, left []int,
 ) (again []int, e ratelimit.Epoch, now instant, err error) {
@@ -143,12 +151,14 @@ func (l *CAS) round(
 	all := make([]subject, len(left))
 	for n, i := range left {
 		c := &claims[i]
+		// An empty state stands for the previous account where none counts.
 		all[n] = subject{own: stateOf(l.keyOf(c, c.account())), was: &state{}}
 		if c.Window > 1 && looksBack(&c.Limit) {
 			all[n].was = stateOf(l.keyOf(c, c.Window-1))
 		}
 	}
 	before := l.known.Load()
+	// The epoch's record is the first of keys, so that one read has it and the accounts.
 	s, err := l.read(ctx, keys)
 	if err == nil {
 		e, err = l.epochOf(ctx, &s, before, 0)
@@ -178,7 +188,8 @@ func (l *CAS) round(
 func (l *CAS) commit(ctx context.Context, life string, states map[string]*state) error {
 	var changes []Change
 	var changing []*state
-	// All nodes write in the same order, so that they do not wait for each other in a circle.
+	// All nodes write in the same order, so that they do not wait for each other in a circle. In a circle, PostgreSQL
+	// ends one of the transactions.
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		a := states[name]
 		if a.settled {
@@ -201,6 +212,7 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 	for i, a := range changing {
 		a.made = made[i]
 		if a.made {
+			// A recall for a grant that was not made would take tokens from others without a reason.
 			l.recall(a.change.Name, a.asked)
 		}
 	}
@@ -231,7 +243,8 @@ func (l *CAS) write(ctx context.Context, life string, changes []Change) ([]bool,
 }
 
 // edit changes records, each until no other node is faster. next is called with each of them as it was read, and
-// returns its change, or nil. edit returns the indexes of the records that it could not change.
+// returns its change, or nil. edit returns the indexes of the records that it could not change. Registrations and slots
+// use it. A write that fails may have been made, so its indexes are among the rest.
 func (l *CAS) edit(
 	ctx context.Context, keys []StoreKey, next func(now instant, i int, r *Record) *Change,
 ) (left []int, err error) {
@@ -271,7 +284,8 @@ func (l *CAS) edit(
 	})
 }
 
-// state is an account in a round: as it was read, then as settled.
+// state is an account in a round: as it was read, then as settled. The zero state is an account that is missing. A
+// state is of one round: the next try reads again.
 type state struct {
 	kept
 	version uint64
@@ -287,7 +301,8 @@ func (s *state) read(r Record) {
 	s.version, s.err = r.Version, s.decode(r.Data)
 }
 
-// settle settles one claim. There is no change if none was kept.
+// settle settles one claim. There is no change if none was kept. A change is computed from the previous account as it
+// was read, which a late report may change meanwhile. That is as if the report came after this claim.
 func (x *subject) settle(now instant, claim *Claim) Grant {
 	a := x.own
 	if err := errors.Join(a.err, x.was.err); err != nil {
@@ -310,19 +325,21 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 // life, or the record is missing, a new epoch begins. It also begins if the record has an earlier version than before.
 // Nodes advance the version, and it goes back when an older copy of the data is restored in the same place.
 
-// known is what a process has read of the epoch's record last.
+// known is what a process has read of the epoch's record last. Invariant: of one epoch, the version only rises.
 type known struct {
 	ratelimit.Epoch
 	version uint64
 }
 
 // older reports whether a record is of an older copy than the one that was read before. Another node may have begun a
-// new epoch in that copy.
+// new epoch in that copy. Then it began after the one that this process has read.
 func (k *known) older(own *Record, is *ratelimit.Epoch) bool {
 	return k != nil && own.Version < k.version && is.Began <= k.Began
 }
 
 // advance gives the epoch's record another version, unless another node has done so since the last read without claims.
+// So with any number of nodes, it is written about once in a beat. Otherwise a restored copy of a moment ago would have
+// the same version, and its loss would not show.
 func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 	own := s.Records[0]
 	if own.Version == 0 || l.lastBeat.Swap(own.Version) != own.Version {
@@ -337,7 +354,9 @@ func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
 // epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. before was known
-// before the read: if that is another epoch, this one is young.
+// before the read: if that is another epoch, this one is young. Its id is a hash of the life and the time: nodes need
+// no common source of random numbers. The data of the record is "id began ends life", with the id in hexadecimal and
+// times in microseconds.
 func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
 	was, life, ok := parseEpoch(string(own.Data))
@@ -363,6 +382,8 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int
 			return ratelimit.Epoch{}, ErrLife // another node has begun one
 		}
 	}
+	// Reads run at the same time, and an earlier one may end later. It must not take the version back, or a copy that
+	// is older by less than that would not show.
 	if last := l.known.Load(); last == before || last.ID != is.ID || last.version < own.Version {
 		l.known.Store(&known{is, own.Version})
 	}
@@ -384,7 +405,8 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	return l.epochOf(ctx, &s, before, flags)
 }
 
-// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
+// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done. It changes nothing, and
+// reads neither the epoch nor the registrations.
 func (l *CAS) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
@@ -404,9 +426,11 @@ func (l *CAS) Look(
 	return withBefore(v, w, s.Now, limit, was.sum, s.Records[1].Version != 0), nil
 }
 
-// Sweep drops ended records in the store. Each node calls it periodically. It blocks at most until ctx is done.
+// Sweep drops ended records in the store. Each node calls it periodically. It blocks at most until ctx is done. The
+// store bounds each drop, so that no transaction takes long.
 func (l *CAS) Sweep(ctx context.Context) error {
 	for more := true; more; {
+		// The store's clock decides, and not this node's: a clock that is ahead would drop accounts in use.
 		s, err := l.read(ctx, nil)
 		if err == nil {
 			_, more, err = l.store.Drop(ctx, s.Now)

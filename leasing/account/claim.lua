@@ -3,27 +3,31 @@
 -- claim: seq, spent, fence. "a" is the account's: spent, fence, asked, pause, least.
 local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
 local own, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
+-- 1. Outside its span, an account that is missing would be made anew, without its usage.
 if now < Begins or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', own, claimed, 'a')
 local sum, had, before = integer(got[1]), integer(got[2]), 0
 if Slides == 1 and now < Ends then
   before = max(0, integer(redis.call('HGET', KEYS[2], 'sum')))
+  -- span.before, in the same two steps. (Ends - Begins) / PARTS is a whole number of microseconds.
   local part = floor((Ends - now + (Ends - Begins) / PARTS - 1) / ((Ends - Begins) / PARTS))
   before = floor(before / PARTS) * part + floor((before % PARTS * part + PARTS - 1) / PARTS)
 end
 
-if Seq == 0 then -- a draw
+-- A draw, in a Cluster or if its window may be over. On one server, draws are plain increments of these fields.
+if Seq == 0 then
   redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
   redis.call('HINCRBY', KEYS[1], own, text(Want))
   redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000)))
   return reply(0, 0, had + Want, sum + Want + before, -1, 0, now, 0)
 end
 
+-- 2. A claim that is not above the last one is late. Its total is older than the record's.
 local seq, told = unpacked(got[3], '<ddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, asked, pause, least = unpacked(got[4], '<ddddd')
 
--- book
+-- 3. book, as in account.go: the stated total replaces the record (had), and told is the usage that the record had.
 local total = max(Taken, Spent)
 total = max(min(total, had + MOST - sum), had - MOST - sum)
 local cut = max(0, had - total - sum + max(0, Taken - Spent))
@@ -32,7 +36,7 @@ total = total + cut
 local says = min(Spent + cut, total)
 sum, spent = sum + total - had, spent + says - told
 
--- grant
+-- 4. grant: what is needed is spent at once, and a part of a unit stays in hand.
 local grant = granted(Limit - sum - before, Want)
 local used = min(grant, max(0, Need))
 if used < Need then used = used - used % Unit end
@@ -40,7 +44,8 @@ total, says = total + grant, says + used
 sum, spent, fence = sum + grant, spent + used, max(fence + 1, now)
 local others = sum - spent - (total - says)
 
--- recall
+-- 5. recall: it reads all fields, and tells each other holder with tokens in hand, through its node. A total (h) less
+-- its usage (c) is in hand. It returns the number of holders, on which the pause depends.
 local function recall()
   local hand, n = {}, 1
   local fields = redis.call('HGETALL', KEYS[1])
@@ -53,6 +58,7 @@ local function recall()
     end
   end
   for name, tokens in pairs(hand) do
+    -- An ACL may forbid the channel: then tokens come back when their leases end, and claims go on.
     if tokens > 0 then redis.pcall('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1]) end
   end
   return n
@@ -61,6 +67,7 @@ local recalling = false
 if (grant < Need or sum + before > Limit) and others > 0 then
   local since = now - asked
   recalling = since >= 0 and since < AGAIN
+  -- After a step back of the clock, the time of the last recall would be in the future.
   if since < 0 or since >= pause then
     recalling, asked = true, now
     least = max(AGAIN, RECORD * recall())
@@ -68,6 +75,7 @@ if (grant < Need or sum + before > Limit) and others > 0 then
   end
 end
 
+-- 6. The answer is made before the first write, so that an error in it changes nothing.
 local answer = reply(0, grant, total, sum + before, others, fence, now, recalling and 1 or 0)
 redis.call('HSET', KEYS[1], 'sum', text(sum), own, text(total), claimed, struct.pack('<ddd', Seq, says, fence),
   'a', struct.pack('<ddddd', spent, fence, asked, pause, least))

@@ -41,7 +41,8 @@ const runPrefix = "sluice-"
 
 // introduced makes new connections watch the epoch, and take the run of their server as their name, after the client's
 // own OnConnect. If a server differs from its last known epoch, the next trips look at all servers: its data may have
-// been replaced while no connection watched it.
+// been replaced while no connection watched it. The name comes last. So a connection with a name has a watch that began
+// before its server's run was read.
 func (l *Redis) introduced(next func(context.Context, *redis.Conn) error) func(context.Context, *redis.Conn) error {
 	return func(ctx context.Context, cn *redis.Conn) error {
 		if next != nil {
@@ -59,6 +60,7 @@ func (l *Redis) introduced(next func(context.Context, *redis.Conn) error) func(c
 			return err
 		}
 		run, replid := fieldOf(server, "run_id"), fieldOf(replication, "master_replid")
+		// The next trip then runs the script before its answers count.
 		if !l.knows(run, replid) {
 			l.doubts.Add(1)
 		}
@@ -75,7 +77,8 @@ func broken(err error) error {
 	return err
 }
 
-// fieldOf is a field of the INFO of a server.
+// fieldOf is a field of the INFO of a server. A line is "run_id:4f1c...". An ACL may forbid INFO: then each field is
+// unknown.
 func fieldOf(info *redis.StringCmd, name string) string {
 	for line := range strings.Lines(info.Val()) {
 		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
@@ -86,7 +89,9 @@ func fieldOf(info *redis.StringCmd, name string) string {
 }
 
 // watches makes a connection watch a name of its server's epoch: in a Cluster that of its highest slot, which the
-// server of a layout has too. It is errAway if the server has no slots. A watch of a missing epoch sees nothing.
+// server of a layout has too. It is errAway if the server has no slots. A watch of a missing epoch sees nothing. A key
+// that changes after WATCH fails the next EXEC of the connection. A full synchronization from another master, and
+// FLUSHALL, count as such changes.
 func (l *Redis) watches(ctx context.Context, cn *redis.Conn) error {
 	name := l.prefix + EpochName
 	if l.cluster != nil {
@@ -113,13 +118,15 @@ func (l *Redis) watches(ctx context.Context, cn *redis.Conn) error {
 		return err
 	}
 	n, err := cn.Exists(ctx, name).Result()
+	// A replacement of the data does not touch a key that is missing before and afterwards, so the next trip looks.
 	if n == 0 {
 		l.doubts.Add(1)
 	}
 	return err
 }
 
-// knows reports whether a server is as it was when this process read its epoch.
+// knows reports whether a server is as it was when this process read its epoch. A server that this process has not read
+// yet is in no doubt: its first trip looks in any case.
 func (l *Redis) knows(run, replid string) bool {
 	x := l.current.Load()
 	if x == nil {
@@ -144,7 +151,7 @@ type tail struct {
 	name         *redis.StringCmd // of the connection
 }
 
-// tail sends draws, and the rest of the tail.
+// tail sends draws, and the rest of the tail. EXEC ends the watch, so WATCH follows at once.
 func (t *trip) tail(ctx context.Context, pipe redis.Pipeliner, drawn []int) *tail {
 	epoch := (*t.server.names.Load())[0]
 	pipe.Do(ctx, "multi")
@@ -181,7 +188,8 @@ func (a *tail) replies() (of []any, epoch string, err error) {
 	}
 }
 
-// run is the run of the connection's server, if the connection watches its epoch.
+// run is the run of the connection's server, if the connection watches its epoch. Without a name, the server has
+// refused a command of introduced, by an ACL or without slots, and each trip looks.
 func (a *tail) run() (run string, watches bool) {
 	run, watches = strings.CutPrefix(a.name.Val(), runPrefix)
 	if !watches {
@@ -191,7 +199,9 @@ func (a *tail) run() (run string, watches bool) {
 }
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
-// an error if that is unknown: errAway if the server has given its slots away.
+// an error if that is unknown: errAway if the server has given its slots away. The usual case costs no command of its
+// own. It needs all of these: the epoch is the known one, the script has written it under all names, and the connection
+// leads to its server. Also, no doubt came since the last look.
 func (t *trip) look(ctx context.Context, a *tail, epoch string, err error) error {
 	if isMoved(a.queued.Err()) { // the slot of the epoch: the server may have others
 		t.stale.Store(true)
@@ -207,6 +217,7 @@ func (t *trip) look(ctx context.Context, a *tail, epoch string, err error) error
 	run, watches := a.run()
 	certain := written && watches && t.server.looked.Load() == t.doubts.Load()
 	if ok && certain && known != nil && is.server() == known.server() && is.ID == known.ID && same(run, is.run) {
+		// The end of the youth may have changed. If another trip has read a newer life meanwhile, that stays.
 		t.server.life.CompareAndSwap(known, &is)
 		return nil
 	}
@@ -226,7 +237,8 @@ var (
 // same reports whether two servers may be the same.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown }
 
-// life is an epoch in the form of its key.
+// life is an epoch in the form of its key. For example "9f3c1a 1764500000000000 0 4f1c... 8b0e...": id, began, ends,
+// run, replid.
 type life struct {
 	ratelimit.Epoch
 	run, replid string
@@ -253,7 +265,7 @@ const (
 )
 
 // lookAfter runs the script, which reads the server's run, and begins an epoch if there is none or it is another
-// server's.
+// server's. The doubts are read before the script runs. So a doubt that comes meanwhile causes another look.
 func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, error) {
 	known, text, doubts := s.life.Load(), "", l.doubts.Load()
 	switch {
@@ -262,11 +274,13 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	case !s.first:
 		flags |= joining
 	}
+	// instead is reset only after an answer, so that the look after a failed one repeats it.
 	lost := s.instead.Load()
 	if lost {
 		flags |= instead
 	}
 	var id [8]byte
+	// Several nodes may begin an epoch at once: the script runs alone, so the first one's id counts.
 	_, _ = rand.Read(id[:]) // never fails
 	current := s.names.Load()
 	names, kept := s.allNames(*current)
@@ -303,7 +317,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	return is, nil
 }
 
-// read notes the epoch of a server. A server that is new to the Cluster may have begun its epoch after a loss.
+// read notes the epoch of a server. A server that is new to the Cluster may have begun its epoch after a loss. A first
+// life of a server of the start is no loss: this process has no totals yet.
 func (l *Redis) read(s *server, is *life) {
 	was := s.life.Swap(is)
 	if was != nil && was.ID != is.ID || was == nil && !s.first && is.Ends > 0 {
@@ -312,7 +327,8 @@ func (l *Redis) read(s *server, is *life) {
 }
 
 // epochOf is the epoch of parts: it changes with each loss that this process notices at one of their servers, and not
-// when slots move. It is young while that of one of their servers is.
+// when slots move. It is young while that of one of their servers is. It is a number of this process: a sum of losses,
+// which two processes need not have in common. Nodes never compare epochs with each other.
 func (l *Redis) epochOf(x *layout, parts []int) (e ratelimit.Epoch) {
 	e.ID = 1
 	for _, part := range parts {
@@ -323,6 +339,8 @@ func (l *Redis) epochOf(x *layout, parts []int) (e ratelimit.Epoch) {
 			}
 		}
 	}
+	// 2^64 divided by the golden ratio spreads small sums over all bits, so that combined ids of parts do not cancel
+	// out.
 	e.ID *= 0x9e3779b97f4a7c15 // odd, so that no bit of an id is lost
 	return e
 }
@@ -337,6 +355,7 @@ func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l
 // verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16
 
+// each looks at all servers at the same time. It waits for all of them, also after an error.
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	x, err := l.known(ctx)
 	if err != nil {

@@ -1,11 +1,19 @@
 -- epoch reads the life of this server's data. It begins a new one if there is none, or if it is another server's:
--- this server may be a replica that lagged behind, an older copy, or a master that was a replica in between. A life is
--- a string under several names, in a Cluster in slots that may move: "id began ends run replid", times in us. The run
--- of a server that does not report it is "-". A name whose slot is at another server says nothing. ARGV: an id for a
--- new life, the length of its youth in us, the current time in us (0 except in tests), flags, the life that the node
--- knows of this server ("": none), and the number of names under which the node has read it here. The names are KEYS,
--- in a Cluster the rest of ARGV: those come first. Flags: 1 the node has totals to state, 2 the server is new to a
--- Cluster that the node knows, 4 slots came to it without their data. Answers the string.
+-- this server may be a replica that lagged behind, an older copy, or a master that was a replica in between.
+--
+-- A life is the string "id began ends run replid", with times in us. It is stored under several names, in a Cluster in
+-- slots that may move. The run of a server that does not report it is "-". A name whose slot is at another server
+-- says nothing. The script answers the life as it stores it.
+--
+-- ARGV: 1 an id for a new life; 2 the length of its youth in us; 3 the current time in us (0 except in tests); 4 flags;
+-- 5 the life that the node has read of this server ("": none); 6 the number of names under which the node has read it
+-- here. The names are KEYS, in a Cluster the rest of ARGV: those of 6 come first.
+--
+-- Flags: 1 the node has totals to state; 2 the server is new to a Cluster that the node reads for longer; 4 slots came
+-- to it without their data.
+--
+-- The script reads who the server is, then the life under each name, decides whether that still counts, makes it young
+-- if the node has read another, and writes it under all names.
 local id, youth, now, flags = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local known, kept = ARGV[5], tonumber(ARGV[6])
 local names = KEYS[1] and KEYS or { unpack(ARGV, 7) }
@@ -17,6 +25,7 @@ local function info(section)
   return type(text) == 'string' and text or ''
 end
 local replication = info('replication')
+-- A replica's data is its master's, and so is the life. It refuses the node's messages, too.
 if string.match(replication, 'role:slave') then return redis.error_reply('READONLY the server is a replica') end
 local here = string.match(info('server'), 'run_id:(%x+)') or '-'
 local replid = string.match(replication, 'master_replid:(%x+)') or '-'
@@ -32,32 +41,39 @@ local function ours(value)
   end
 end
 
+-- Of several lives of this server, the latest counts: a slot that was away meanwhile brings back an older one.
+-- lost: a name under which the node has read this server's life is here, and the life is gone.
 local values, lost, is = {}, false, nil
 for i, name in ipairs(names) do
   local value = redis.pcall('GET', name)
-  if type(value) ~= 'table' then
+  if type(value) ~= 'table' then -- otherwise an error: its slot is at another server
     local found = ours(value)
     values[name] = value or ''
     lost = lost or i <= kept and not found
     if found and not (is and is.began >= found.began) then is = found end
   end
 end
--- All names have moved away from a server that the node knows: that is no loss.
+-- All names have moved away from a server that the node has read before: that is no loss.
 local carried = not is and not lost and ours(known)
 is = is or carried or nil
 
--- A new life is young for nobody, until a node that knew another says so.
+-- A new life is old, until a node that has read another one says so: a first start is no loss.
 if not is or former and is.with ~= '-' and is.with ~= replid then is = { id = id, began = now, ends = 0 } end
+-- another: the node has read another life of this server. A server that is new to a Cluster, and was a replica, may
+-- have replaced a master whose life the node has read.
 local was = string.match(known, '^%x+')
 local another = was and was ~= is.id or not was and former and flags % 4 >= 2
+-- Slots without their data are a loss under the same id: the life is as young as a new one.
 if flags >= 4 then is.began = now end
 local most = 5 * youth -- ratelimit.YoungMost
+-- Epoch.Prolongs, in Lua: a node may prolong the youth of a young life, up to most.
 local young = is.began - most <= now and now < is.ends and now < is.began + most
 if another and now < is.began + youth or flags >= 4 or young and flags % 2 == 1 then
   is.ends = math.max(is.ends, now + youth) -- clocks differ
 end
 
 local text = table.concat({ is.id, string.format('%.0f', is.began), string.format('%.0f', is.ends), here, replid }, ' ')
+-- The name of a slot that moves away between the two loops is refused. One that holds is enough.
 local holds, failed = carried, redis.error_reply('MOVED the names of the epoch')
 for name, value in pairs(values) do
   local done = value == text or redis.pcall('SET', name, text)

@@ -2,7 +2,8 @@ package account
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
-// kept is an account, or a bucket's, and the time from which it may be dropped.
+// kept is an account, or a bucket's, and the time from which it may be dropped. The bucket is nil for an account of a
+// window. A bucket's account part stays zero.
 type kept struct {
 	account
 	*bucket
@@ -10,7 +11,8 @@ type kept struct {
 }
 
 // settle settles a claim of the account at an instant. was is the previous window's account, or nil. ask recalls
-// holders.
+// holders. The caller has checked that the span is kept. A bucket's end changes with each claim: it is the time at
+// which it is full again.
 func (k *kept) settle(now instant, c *Claim, at *span, was *kept, ask func(ratelimit.Holder)) Grant {
 	if c.bucket() {
 		if k.bucket == nil {

@@ -16,7 +16,9 @@ import (
 // connections. Call it before the ledger is used.
 func (l *Redis) LookThrough(people redis.UniversalClient) { l.people = people }
 
-// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
+// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done. The account is one hash,
+// so its fields are of one instant. The time and the previous sum may be a moment later. Crash reclaim uses the view,
+// too: its claim has the Seq that was read plus 1, and is overtaken if the holder was faster.
 func (l *Redis) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
@@ -45,7 +47,8 @@ func (l *Redis) Look(
 }
 
 // withBefore adds the counting part of the previous window to an account, like the next claim. was is that window's
-// sum, if it is known. There may be no account, also afterwards.
+// sum, if it is known. There may be no account, also afterwards. A window without an account has no usage of its own,
+// and a sliding one still counts the previous one's.
 func withBefore(
 	v *ratelimit.AccountLook, w ratelimit.Window, now instant, limit *ratelimit.Limit, was tokens, known bool,
 ) *ratelimit.AccountLook {
@@ -61,8 +64,10 @@ func withBefore(
 	return v
 }
 
-// keptIn is the account in the fields of a hash, as far as views show it.
+// keptIn is the account in the fields of a hash, as far as views show it. A field of another form is left out, except
+// the sum: the view then shows fewer holders.
 func keptIn(fields map[string]string) (*kept, error) {
+	// unpacked reads as many doubles as its slice has places: 6 of a bucket, 3 of a holder's claim.
 	k, n := &kept{}, [6]int64{}
 	if unpacked(fields["b"], n[:]) { // level, ...
 		k.bucket = &bucket{level: n[0], carry: n[1], at: instant(n[2]), hand: tokens(n[3]), old: tokens(n[4])}
@@ -72,6 +77,7 @@ func keptIn(fields map[string]string) (*kept, error) {
 		return nil, fmt.Errorf("%w: the account's sum is %.40q", ErrAnswer, fields["sum"])
 	}
 	for name, text := range fields {
+		// "sum", "a" and the claims ("c:") are no totals of holders.
 		of, ours := strings.CutPrefix(name, "h:")
 		h, err := strconv.ParseUint(of, 16, 64)
 		taken, err2 := strconv.ParseInt(text, 10, 64)

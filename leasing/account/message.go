@@ -44,9 +44,10 @@ const Stated ratelimit.Window = -1
 // Draws reports whether the message is a draw.
 func (c *Claim) Draws() bool { return c.Seq == 0 }
 
+// bucket reports whether the message is about a bucket: then Window and the totals have another meaning.
 func (c *Claim) bucket() bool { return c.Limit.Algorithm == ratelimit.TokenBucket }
 
-// account is the window in the account's name: a bucket has one account.
+// account is the window in the account's name. A bucket has one account for all time, whatever slot its lease is of.
 func (c *Claim) account() ratelimit.Window {
 	if c.bucket() {
 		return 0
@@ -82,7 +83,9 @@ func (g *Grant) Cut(c *Claim) tokens {
 	return max(0, g.Total-g.Granted-max(clamped(c.Taken), clamped(c.Spent)))
 }
 
-// Owned is the part of a draw of n tokens that is below the limit.
+// Owned is the part of a draw of n tokens that is below the limit. The ledger adds draws one after the other, so a draw
+// is the last n tokens of its sum. Those above the limit belong to no holder, and the sender's next claim gives them
+// back.
 func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
 	return max(0, n-max(0, g.Sum-limit.Capacity()))
 }
@@ -125,7 +128,9 @@ type Partitioned interface {
 // errClaim means an invalid claim. Its sender has a bug.
 var errClaim = errors.New("the claim is invalid")
 
-// check reports the errors of a claim, before it is sent or settled.
+// check reports the errors of a claim, before it is sent or settled. It bounds all numbers, so that the sums of the
+// ledger stay exact as doubles. A draw of 0 would only create a record. Concurrency limits have slots (slots.go), and
+// no account.
 func check(c *Claim) error {
 	bucket := c.bucket()
 	switch {
@@ -138,4 +143,6 @@ func check(c *Claim) error {
 	return nil
 }
 
+// clamped bounds a stated total by MostBooked. A message with a larger total is settled up to that, and not refused:
+// its sender could state no other, and would repeat it for ever.
 func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }

@@ -16,7 +16,8 @@ import (
 // comes the common part of the node's names.
 const recallChannel = "sluice:recalled:"
 
-// nodeDigits is the number of digits of that part.
+// nodeDigits is the number of digits of that part. A node has many names, which differ in the last seven digits, and
+// one channel for all of them.
 const nodeDigits = 16 - namesOfANode/4
 
 // recallsOf is the channel of a holder's node.
@@ -31,9 +32,10 @@ const (
 	recallsAnswered = 1000
 )
 
-// Recalls calls recalled with each account whose tokens in hand the holder's node must give back, until ctx is done.
-// It blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls
-// may have been missed.
+// Recalls calls recalled with each account whose tokens in hand the holder's node must give back, until ctx is done. It
+// blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls may
+// have been missed. In a Cluster, each master passes on what is published at any other, so one subscription receives
+// all recalls.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	channel := recallsOf(HolderName(h))
 	follow(ctx, l.prefix, recalled, func(ready func(), received func(string)) error {
@@ -41,11 +43,13 @@ func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(k
 	})
 }
 
-// follow calls listen again and again until ctx is done, and passes on the names of accounts.
+// follow calls listen again and again until ctx is done, and passes on the names of accounts. A name of another prefix
+// is left out: several fleets can share a Redis and its channels.
 func follow(
 	ctx context.Context, prefix string, recalled func(string, ratelimit.Window),
 	listen func(ready func(), received func(string)) error,
 ) {
+	// Before the first subscription, this node has hardly any tokens to give back.
 	again := false
 	ready := func() {
 		if again {
@@ -60,6 +64,7 @@ func follow(
 	}
 	rest := time.NewTicker(recallRest)
 	defer rest.Stop()
+	// After an attempt that failed before it was ready, recalls may have been missed, too.
 	for ; ; again = true {
 		if err := listen(ready, received); errors.Is(err, redis.ErrClosed) {
 			return // the client was closed for good
@@ -95,6 +100,7 @@ func (l *CAS) recall(name string, holders []ratelimit.Holder) {
 		}
 		select {
 		case l.recalls <- recalled{NodeOf(h), name}:
+		// The queue is full, and the recall is left out. The sender of the claim waits, and claims again.
 		default:
 		}
 	}
@@ -113,7 +119,8 @@ func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key
 	})
 }
 
-// pass sends recalls until ctx is done, all that wait in one message.
+// pass sends recalls until ctx is done, all that wait in one message. A name may come several times in a message, which
+// costs its node a second look.
 func (l *CAS) pass(ctx context.Context, s Messenger) {
 	for {
 		select {
@@ -136,7 +143,8 @@ func (l *CAS) pass(ctx context.Context, s Messenger) {
 	}
 }
 
-// listen reads recalls until the subscription breaks, and returns its error.
+// listen reads recalls until the subscription breaks, and returns its error. asked means that a ping is under way. A
+// silence after that is a broken connection.
 func (l *Redis) listen(ctx context.Context, channel string, ready func(), received func(string)) error {
 	from := l.subscribe(ctx, channel)
 	closed := context.AfterFunc(ctx, func() { _ = from.Close() }) // ends the wait

@@ -6,8 +6,8 @@ import "github.com/sluice-gate/sluice/ratelimit"
 type record struct {
 	holder ratelimit.Holder
 	taken  tokens // the holder's total: the number that plain increments change
-	// spent is the holder's usage, as reported and as granted since. Invariant: at most taken, except for uncounted
-	// charges (MostBooked).
+	// spent is the holder's usage, as reported and as granted since. Invariant: at most taken, so that tokens in hand
+	// are never below 0.
 	spent tokens
 	seq   uint64 // of its last claim; 0: it has only drawn
 	fence ratelimit.Fence
@@ -16,7 +16,8 @@ type record struct {
 // inHand is the total less the usage.
 func (r *record) inHand() tokens { return r.taken - r.spent }
 
-// records are the records of all holders of an account. The zero records are none.
+// records are the records of all holders of an account. The zero records are none. They are few, one for each name
+// under which nodes use the key, so a search needs no index.
 type records []record
 
 // find returns the record of a holder, or nil.
@@ -29,7 +30,8 @@ func (rs records) find(h ratelimit.Holder) *record {
 	return nil
 }
 
-// findOrAdd returns the record of a holder, which may be new. It moves the others.
+// findOrAdd returns the record of a holder, which may be new. It moves the others. So a pointer to a record is valid
+// until the next findOrAdd of another holder.
 func (rs *records) findOrAdd(h ratelimit.Holder) *record {
 	if r := rs.find(h); r != nil {
 		return r

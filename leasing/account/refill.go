@@ -11,7 +11,9 @@ import (
 // The arithmetic of buckets: levels in millionths of a token, without loss by rounding.
 
 // Refilled is a level, and the rounding remainder, after that many microseconds, up to full. A full bucket has no
-// remainder.
+// remainder. A rate of n tokens in s seconds is n millionths in s microseconds. So a level grows by elapsed x requests
+// / seconds, and carry is the remainder of that division, for the next refill. Without it, frequent refills of a slow
+// bucket would each round to 0.
 func Refilled(level, carry, elapsed, full int64, l *ratelimit.Limit) (int64, int64) {
 	if level >= full {
 		return full, 0
@@ -32,7 +34,8 @@ func Refilled(level, carry, elapsed, full int64, l *ratelimit.Limit) (int64, int
 }
 
 // RefilledAfter is the time from one level with its remainder to another level, rounded up; 0 for a bucket that does
-// not refill.
+// not refill. It is the inverse of Refilled. The bounds on hi keep Div64 from a panic: more than 2^64 microseconds are
+// never.
 func RefilledAfter(to, level, carry int64, l *ratelimit.Limit) time.Duration {
 	missing := to - level
 	if missing <= 0 || l.Requests == 0 {

@@ -32,7 +32,9 @@ const (
 	overFor = 32 * 24 * time.Hour
 )
 
-// Register implements [Registrations]: a sorted set of nodes, by the end of their registrations in microseconds.
+// Register implements [Registrations]: a sorted set of nodes, by the end of their registrations in microseconds. In a
+// Cluster the set is at one server, whatever servers have the accounts: no step needs both at once. TIME has no key, so
+// there any server answers it, and the end is by that server's clock.
 func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	is, err := l.universal().Time(ctx).Result()
 	if err != nil {
@@ -44,6 +46,7 @@ func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	ends := float64(now.Add(ratelimit.RegisteredFor))
 	pipe.ZAddGT(ctx, key, redis.Z{Score: ends, Member: HolderName(node)}) // an earlier message may be late
 	pipe.ZRemRangeByScore(ctx, key, "-inf", strconv.FormatInt(int64(now.Add(-overFor)), 10))
+	// The set of a fleet that has ended is deleted in the end.
 	pipe.PExpire(ctx, key, overFor)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("redis: %w", err)
@@ -51,7 +54,7 @@ func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
 	return nil
 }
 
-// Over implements [Registrations].
+// Over implements [Registrations]. A node without a registration is not over: its score is read as 0.
 func (l *Redis) Over(ctx context.Context, nodes []ratelimit.Holder) (over []ratelimit.Holder, err error) {
 	names := make([]string, len(nodes))
 	for i, node := range nodes {
@@ -81,13 +84,14 @@ func (l *CAS) registrationOf(node ratelimit.Holder) StoreKey {
 // Register implements [Registrations]: a record for each node.
 func (l *CAS) Register(ctx context.Context, node ratelimit.Holder) error {
 	_, err := l.edit(ctx, []StoreKey{l.registrationOf(node)}, func(now instant, _ int, _ *Record) *Change {
+		// The node writes its own record alone, so the version is never in the way of another's change.
 		ends := now.Add(ratelimit.RegisteredFor)
 		return &Change{Data: strconv.AppendInt(nil, int64(ends), 10), Until: ends.Add(overFor)}
 	})
 	return err
 }
 
-// Over implements [Registrations].
+// Over implements [Registrations]. A missing record has no number, and is not over.
 func (l *CAS) Over(ctx context.Context, nodes []ratelimit.Holder) (over []ratelimit.Holder, err error) {
 	keys := make([]StoreKey, len(nodes))
 	for i, node := range nodes {
@@ -126,7 +130,8 @@ func Closes(c Claim, holders []ratelimit.HolderLook, over []ratelimit.Holder) (c
 	return closes
 }
 
-// Lapsing are the other nodes with tokens in hand of an account that lapse when they end.
+// Lapsing are the other nodes with tokens in hand of an account that lapse when they end. They are first names
+// (NodeOf), under which nodes register.
 func Lapsing(holders []ratelimit.HolderLook, own ratelimit.Holder) (nodes []ratelimit.Holder) {
 	for _, h := range holders {
 		node := NodeOf(h.Holder)

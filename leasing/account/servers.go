@@ -15,16 +15,27 @@ import (
 )
 
 // servers are the servers with accounts.
+//
+// A Cluster has 16384 slots, divided among its masters. The ledger divides the slots into 16 contiguous parts, and a
+// part fails with any of its servers. An epoch of a part is a sum of the losses that this process has noticed there, so
+// slots that move with their data change no epoch.
+//
+// Layouts are read in the background (known), and mended by redirections (join). Losses come from epoch.lua (lost), and
+// from servers that are gone (enter).
 type servers struct {
-	one    *server                   // without a Cluster
+	one *server // without a Cluster; nil in one
+	// losses are those that this process has noticed at servers of each part. Invariant: they only rise, so each loss
+	// makes another epoch of the part.
 	losses [partitions]atomic.Uint64 // that this process has noticed at servers of each part
 
 	current atomic.Pointer[layout] // nil: not yet read
 	stale   atomic.Bool            // the servers of the Cluster, or their slots, have changed
 	doubts  atomic.Uint64          // number of times that all servers were to be looked at
 	reading sync.Mutex             // of the one that reads the layout
-	tags    []uint32               // a number for each slot of a Cluster that gives a name in it
-	readAt  time.Time              // guarded by reading
+	// tags has a number for each slot of a Cluster, whose text is in that slot: slot 5 has the epoch's name with
+	// {tags[5]}. With a {tag} in the prefix, it has one element.
+	tags   []uint32
+	readAt time.Time // guarded by reading
 	// met are all servers that this process has known, guarded by reading: one may be missing from a layout, because
 	// servers learn of moves one after the other.
 	met     map[*redis.Client]*server
@@ -48,12 +59,14 @@ type server struct {
 	instead atomic.Bool
 	// names are the names of its epoch's key. In a Cluster they are in the lowest and the highest of its slots of each
 	// part. When some move away, the others show whether the server has lost its data.
-	names    atomic.Pointer[[]string]
-	kept     atomic.Pointer[[]string] // names under which the epoch was last read; nil: not yet
-	life     atomic.Pointer[life]     // last read; nil: not yet
-	looked   atomic.Uint64            // the doubts before the last look
-	losses   atomic.Uint64            // that this process has noticed
-	failures atomic.Int32             // trips in a row without an answer
+	names atomic.Pointer[[]string]
+	// kept are the names under which the epoch was last written; nil: not yet. They are a pointer of names, so that the
+	// same pointer means that no name is missing.
+	kept     atomic.Pointer[[]string]
+	life     atomic.Pointer[life] // last read; nil: not yet
+	looked   atomic.Uint64        // the doubts before the last look
+	losses   atomic.Uint64        // that this process has noticed
+	failures atomic.Int32         // trips in a row without an answer: any answer resets them
 }
 
 func (l *Redis) single(c *redis.Client) {
@@ -63,7 +76,8 @@ func (l *Redis) single(c *redis.Client) {
 	l.current.Store(&layout{all: all, parts: [][]*server{all}, losses: []uint64{0}})
 }
 
-// allNames are the names under which the epoch was read, and their number, and then the others.
+// allNames are the names under which the epoch was read, and their number, and then the others. For epoch.lua, one of
+// the first that is missing is a sign of a loss, and one of the others may be new.
 func (s *server) allNames(current []string) (names []string, kept int) {
 	if was := s.kept.Load(); was != nil {
 		names = slices.Clone(*was)
@@ -95,6 +109,7 @@ func (l *Redis) known(ctx context.Context) (*layout, error) {
 	if x == nil {
 		l.reading.Lock()
 		defer l.reading.Unlock()
+		// Another goroutine may have read it meanwhile.
 		x = l.current.Load()
 		if x != nil {
 			return x, nil
@@ -103,12 +118,14 @@ func (l *Redis) known(ctx context.Context) (*layout, error) {
 		return l.current.Load(), err
 	}
 	if l.cluster != nil && l.stale.Load() && l.reading.TryLock() {
+		// It stays stale, and a later message starts the read.
 		if time.Since(l.readAt) < readRest {
 			l.reading.Unlock()
 			return x, nil
 		}
 		go func() {
 			defer l.reading.Unlock()
+			// Before the read, so that a hint that arrives meanwhile counts for the next one.
 			l.stale.Store(false)
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
@@ -121,7 +138,8 @@ func (l *Redis) known(ctx context.Context) (*layout, error) {
 	return x, nil
 }
 
-// readLocked finds the masters of all slots. It keeps the state of known masters.
+// readLocked finds the masters of all slots. It keeps the state of known masters. The name of an epoch's key in each
+// slot finds the master of the slot. A slot without a master does not keep others from use.
 func (l *Redis) readLocked(ctx context.Context) error {
 	// The client reads the slots again at that.
 	_ = l.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
@@ -153,6 +171,7 @@ func (l *Redis) readLocked(ctx context.Context) error {
 		}
 		if !slices.Contains(x.parts[part], s) {
 			x.parts[part] = append(x.parts[part], s)
+			// Two names for each part: the lowest slot, and the highest so far, which the next line replaces.
 			names[s] = append(names[s], name, name)
 		}
 		names[s][len(names[s])-1] = name
@@ -162,6 +181,7 @@ func (l *Redis) readLocked(ctx context.Context) error {
 		return fmt.Errorf("redis: no server of the Cluster was found: %w", failed)
 	}
 	for s, all := range names {
+		// The first name is in each trip, so it should be the last to move.
 		slices.Reverse(all) // most tools move the lowest slots first
 		all = slices.Compact(all)
 		s.names.Store(&all)
@@ -184,7 +204,8 @@ func (x *layout) at(addr string) *server {
 const silent = 3
 
 // enter makes a layout the current one. A part that gets slots of a server counts the losses that the server had since
-// the last layout. It also counts one if a server that did not answer is gone: its slots came without their data.
+// the last layout. It also counts one if a server that did not answer is gone: its slots came without their data. The
+// slots of a server that answered until then have moved with their data.
 func (l *Redis) enter(x *layout) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
@@ -199,6 +220,8 @@ func (l *Redis) enter(x *layout) {
 	for part := range x.parts {
 		for _, s := range x.parts[part] {
 			i := slices.Index(was.all, s)
+			// The accounts of its new slots may have been lost with the server's others, and this part has not counted
+			// that.
 			if i >= 0 && !slices.Contains(was.parts[part], s) && s.losses.Load() > was.losses[i] {
 				l.losses[part].Add(1)
 			}
@@ -215,7 +238,8 @@ func (l *Redis) enter(x *layout) {
 	}
 }
 
-// join notes that a slot moves to a known server, or has moved there.
+// join notes that a slot moves to a known server, or has moved there. It replaces the layout by a copy, because layouts
+// are read without a lock. Its server may have lost data since the last layout, which the part then counts.
 func (l *Redis) join(slot, part int, s *server, moved bool) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
@@ -236,7 +260,8 @@ func (l *Redis) join(slot, part int, s *server, moved bool) {
 	}
 }
 
-// lost notes a loss at a server, for the parts of its slots.
+// lost notes a loss at a server, for the parts of its slots. A part may count one loss twice, if its slots move at this
+// moment. That costs restatements, and no token.
 func (l *Redis) lost(s *server) {
 	s.losses.Add(1)
 	l.stale.Store(true) // it may have more slots by now
@@ -260,7 +285,8 @@ func (l *Redis) Partitions() int {
 	return partitions
 }
 
-// Partition is the part of a key's accounts, below Partitions.
+// Partition is the part of a key's accounts, below Partitions. The hash tag of an account's name ends with the first
+// brace of its key.
 func (l *Redis) Partition(key string) int {
 	n := l.Partitions()
 	if n == 1 {
@@ -278,7 +304,8 @@ func (l *Redis) epochKey(tag uint32) string {
 const clusterSlots = 16384
 
 // slotTags finds for each slot, by trial, a number whose name is in it. A prefix with a {tag} has all accounts in one
-// slot; then one name is enough. It takes some milliseconds.
+// slot; then one name is enough. It takes some milliseconds. All slots are found among the first 90,000 numbers, which
+// have at most four digits to the base of 36.
 func slotTags(prefix string) []uint32 {
 	if open := strings.IndexByte(prefix, '{'); open >= 0 && strings.IndexByte(prefix[open:], '}') > 1 {
 		return []uint32{1}
@@ -326,6 +353,8 @@ var ErrMoved = errors.New("the slots of the Cluster have moved")
 var errAway = fmt.Errorf("%w: the server has none left", ErrMoved)
 
 // isMoved reports whether a server answers where a slot is, or that it moves. That says nothing of the server's data.
+// MOVED names the new server, ASK the one that takes the slot key by key, and TRYAGAIN means that a message's two
+// accounts are at both.
 func isMoved(err error) bool {
 	return slices.ContainsFunc([]string{"MOVED ", "ASK ", "TRYAGAIN"}, func(p string) bool {
 		return redis.HasErrorPrefix(err, p)
@@ -335,7 +364,8 @@ func isMoved(err error) bool {
 // redirects bounds the servers that a message is sent to, because its slot moves.
 const redirects = 4
 
-// follow sends messages whose slots move to the servers that the answers name. It returns an error for each trip.
+// follow sends messages whose slots move to the servers that the answers name. It returns an error for each trip. The
+// first try follows at once, and later ones after a pause: the servers learn of a move one after the other.
 func (l *Redis) follow(ctx context.Context, claims []Claim, grants []Grant) (errs []error) {
 	for try := 1; try < redirects; try++ {
 		trips, wait := l.redirected(claims, grants)
@@ -355,7 +385,8 @@ func (l *Redis) follow(ctx context.Context, claims []Claim, grants []Grant) (err
 	return errs
 }
 
-// redirected are the trips for messages whose slots move. wait means that some of them need a moment.
+// redirected are the trips for messages whose slots move. wait means that some of them need a moment. A message whose
+// server may have settled it (errAway) is not sent again: a draw would count twice.
 func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait bool) {
 	for i := range claims {
 		if err := grants[i].Err; !errors.Is(err, ErrMoved) || errors.Is(err, errAway) {
@@ -372,6 +403,7 @@ func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait 
 		case known != nil:
 			to.server = known
 			l.join(slot, part, known, moved)
+		// ASK can name a server without slots, of which the layout has no client. It gets one for this trip.
 		case to.asking:
 			o := *x.all[0].client.Options()
 			o.Addr, o.MaxRetries = addr, -1
@@ -382,6 +414,7 @@ func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait 
 		if to.server == nil {
 			continue
 		}
+		// Messages to one server share a trip. ASKING counts for one command, so they are apart from others.
 		n := slices.IndexFunc(trips, func(t *trip) bool {
 			return t.asking == to.asking && t.server.client.Options().Addr == to.server.client.Options().Addr
 		})

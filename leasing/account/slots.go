@@ -16,12 +16,14 @@ import (
 // Slots are the requests of a key in flight, under a concurrency limit: each has a number and an end. The zero Slots
 // are none. They are not safe for concurrent use.
 //
-// Guarantee: at most limit slots are taken. Each is taken once and given back once. It returns by itself at its end,
-// by the clock by which it was taken.
+// Guarantee: at most limit slots are taken. Each is taken once and given back once. It returns by itself at its end, by
+// the clock by which it was taken. A counter with +1 and -1 would leak: an Envoy that dies sends no -1 (docs/adr,
+// decision 35).
 type Slots []Slot
 
 // Slot is a taken slot.
 type Slot struct {
+	// Number is random (holds.NewSlot), and chosen before the first ask. So a repeated ask takes no second slot.
 	Number int64
 	Until  ratelimit.LedgerTime
 }
@@ -51,7 +53,8 @@ type SlotAsk struct {
 	TTL   time.Duration    // maximum time of a slot
 }
 
-// SlotAskOf is an ask in the form of slots, without a key. A refund has no slot: it changes nothing.
+// SlotAskOf is an ask in the form of slots, without a key. A refund has no slot: it changes nothing. The Window of such
+// an ask is the number of its slot, and the period of its limit the time of a slot.
 func SlotAskOf(a *ratelimit.Ask) SlotAsk {
 	x := SlotAsk{Slot: int64(a.Window), Limit: a.Rule.Limit.Requests, TTL: a.Rule.Limit.Period()}
 	switch {
@@ -77,7 +80,8 @@ type SlotLedger interface {
 	Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
 }
 
-// Decide answers an ask at an instant. It reports whether it has changed more than ended slots.
+// Decide answers an ask at an instant. It reports whether it has changed more than ended slots. An ended slot alone is
+// no change: it is dropped at each read, and need not be written.
 func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, changed bool) {
 	*all = slices.DeleteFunc(*all, func(s Slot) bool { return s.Until <= now })
 	i := slices.IndexFunc(*all, func(s Slot) bool { return s.Number == a.Slot })
@@ -105,7 +109,8 @@ func (all Slots) Last() (at ratelimit.LedgerTime) {
 	return at
 }
 
-// slotsOf names the slots of a key at a store.
+// slotsOf names the slots of a key at a store. For example "{second.concurrency*60|edge|user=a}0slots": in the slot of
+// the Cluster in which other accounts of the key would be.
 func slotsOf(prefix, key string) string { return NameOf(prefix, key, 0) + "slots" }
 
 //go:embed slots.lua
@@ -113,7 +118,8 @@ var slotsLua string
 
 var slotsScript = redis.NewScript(slotsLua)
 
-// Slots implements [SlotLedger]: a sorted set for each key, and a script for each ask, by the clock of its server.
+// Slots implements [SlotLedger]: a sorted set for each key, and a script for each ask, by the clock of its server. Asks
+// that found no script are sent again with its text, and had changed nothing.
 func (l *Redis) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
 	left := make([]int, len(asks))
 	for i := range left {
@@ -147,6 +153,7 @@ func (l *Redis) slots(
 	return again
 }
 
+// universal is the client of all keys. That of a Cluster finds the server of each command by itself.
 func (l *Redis) universal() redis.UniversalClient {
 	if l.cluster != nil {
 		return l.cluster
@@ -154,6 +161,7 @@ func (l *Redis) universal() redis.UniversalClient {
 	return l.one.client
 }
 
+// slotAnswer reads two integers: the number of taken slots, and 1 if this slot is one of them.
 func slotAnswer(c *redis.Cmd) SlotAnswer {
 	n, err := c.Int64Slice()
 	switch {
@@ -190,7 +198,8 @@ func (all *Slots) decode(data []byte) error {
 	return nil
 }
 
-// Slots implements [SlotLedger]: a record for each key. The asks about a key are one change.
+// Slots implements [SlotLedger]: a record for each key. The asks about a key are one change. edit may call its function
+// several times for a key: each time, answers are written anew.
 func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
 	var keys []StoreKey
 	var of [][]int // the asks of each

@@ -19,7 +19,7 @@ type span struct {
 // lastTime is after every time of a ledger's clock: the year 2112. Doubles hold microseconds up to twice as many.
 const lastTime instant = 1 << 52
 
-// lastMonth is a month after it, in any calendar: a calendar takes the time of all months up to it.
+// lastMonth is later than the month of lastTime, in any calendar. The ends of all months up to it fit into 64 bits.
 const lastMonth ratelimit.Window = (2113 - 1970) * 12
 
 // keptMost bounds the time for which a fixed window's account is kept after its end, for late reports.
@@ -34,6 +34,7 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	if !l.Unit.OfCalendar() {
 		last = l.WindowAt(lastTime)
 	}
+	// Windows are numbered from 1. The times of a later one than last overflow, and no clock reaches them.
 	if w < 1 || w > last {
 		return span{}
 	}
@@ -51,15 +52,17 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 func (s *span) kept(now instant) bool { return s.begins <= now && now < s.over }
 
 // parts is the number of parts of a window, for the part that the last period still covers. Every sliding window is a
-// whole number of them long, in microseconds.
+// whole number of them long, in microseconds. So all numbers of the division are whole, and the same in Go and in Lua.
 const parts = 1_000_000
 
-// before is the counting part of the previous window with this sum: the part that the last period still covers,
-// rounded up.
+// before is the counting part of the previous window with this sum: the part that the last period still covers, rounded
+// up. A quarter into the window, part is 750,000, and 75 % of the sum count. After the end of the window, the previous
+// one no longer counts: a late report takes nothing more, and sees its own window alone.
 func (s *span) before(now instant, l *ratelimit.Limit, sum tokens) tokens {
 	if l.Algorithm != ratelimit.SlidingWindow || now >= s.ends {
 		return 0
 	}
+	// Refunds never take a sum below 0. This guards against a record of another program.
 	sum = max(0, sum)
 	part := tokens(roundUp(int64(s.ends-now), int64(s.ends-s.begins)/parts))
 	// In two steps, because a double is not exact for either product of a large sum.

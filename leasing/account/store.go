@@ -13,7 +13,8 @@ import (
 // Store is a transactional store of small records, for [CAS]: Postgres, etcd, or [MemoryStore]. It is safe for
 // concurrent use, and blocks at most until ctx is done.
 type Store interface {
-	// Read returns the records of these keys, in their order, as of one instant.
+	// Read returns the records of these keys, in their order, as of one instant. Without keys it reads only the time
+	// and the life. A missing record has Version 0.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)
 	// Write makes changes. Each is made only if its record still has the version that was read. In another life of the
 	// data none is made, and the error may be [ErrLife]. It reports which it made. With another error, it may have made
@@ -64,8 +65,11 @@ type Messenger interface {
 	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
-// encode writes an account as bytes.
+// encode writes an account as bytes. The first byte is the form, 1. Then come varints: the time from which it may be
+// dropped, and 1 for a bucket or 0, and its numbers. Then, of a window, come the records, each with 8 bytes for the
+// holder's random name. Fields have no names: a change of them needs another first byte.
 func (k *kept) encode() []byte {
+	// A record of slots begins with 2 (slotRecord), so that neither is read as the other.
 	w := writer{1}
 	w.int(int64(k.over))
 	if b := k.bucket; b != nil {
@@ -159,6 +163,7 @@ func (r *reader) time(all ...*instant) {
 const recordBytes = 8 + 4
 
 func (r *reader) records() records {
+	// The number is checked before the allocation: a damaged record must not take all memory.
 	n := r.int()
 	if n < 0 || n > int64(len(r.left)/recordBytes) {
 		r.failed = true

@@ -16,9 +16,11 @@ import (
 type MemoryStore struct {
 	clock func() ratelimit.LedgerTime
 
-	mu      sync.Mutex
-	life    string                  // guarded by mu
-	version uint64                  // guarded by mu: the last one given
+	mu   sync.Mutex
+	life string // guarded by mu
+	// version is the last one given. It is never given twice, also for a record that was dropped and made again:
+	// otherwise a writer that read the dropped one would replace the new one. Guarded by mu.
+	version uint64
 	records map[string]memoryRecord // guarded by mu
 	sweep   int                     // guarded by mu: number of records that starts the next sweep
 }
@@ -43,7 +45,8 @@ func NewMemory(clock func() ratelimit.LedgerTime) *Memory {
 	return l
 }
 
-// Evict loses one account without a sign, like a Redis with maxmemory.
+// Evict loses one account without a sign, like a Redis with maxmemory. Its holders find it by the total in the answer
+// to their next draw.
 func (m *Memory) Evict(key string, w ratelimit.Window) { m.MemoryStore.Evict(NameOf("", key, w)) }
 
 // NewMemoryStore makes an empty store.
@@ -65,7 +68,8 @@ func (s *MemoryStore) Read(_ context.Context, keys []StoreKey) (Snapshot, error)
 // ErrLife means that a store's data is in another life than a change.
 var ErrLife = errors.New("the store's data was lost, or an older copy is in use")
 
-// Write implements [Store].
+// Write implements [Store]. It checks the life and all versions under one lock, so that it has the atomicity that other
+// stores get from transactions. Data is cloned: the caller may reuse it.
 func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([]bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +140,8 @@ func (s *MemoryStore) Copy() *MemoryStore {
 	return &MemoryStore{clock: s.clock, life: s.life, version: s.version, records: maps.Clone(s.records)}
 }
 
-// Lose continues with an older copy of the data, or without data if it is nil, in another life.
+// Lose continues with an older copy of the data, or without data if it is nil, in another life. Versions go on from
+// where they were.
 func (s *MemoryStore) Lose(older *MemoryStore, life string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,6 +23,7 @@ var (
 	//go:embed bucket.lua
 	bucketLua string
 
+	// Redis names a script by the digest of its text. So releases with other scripts do not disturb each other.
 	claimScript  = redis.NewScript(commonLua + claimLua)
 	bucketScript = redis.NewScript(commonLua + bucketLua)
 )
@@ -37,7 +38,9 @@ func scriptOf(c *Claim) *redis.Script {
 // claimFields is the number of numbers in a script's arguments.
 const claimFields = 16
 
-// numbersOf are those of a claim, without the time.
+// numbersOf are the numbers of a claim, in the order of the first line of common.lua, without the time. The scripts
+// have no calendar and no algorithm: they read the span of the window and the rate of the bucket here. All of them fit
+// into doubles, because check and clamped bound them, and min does it for the others.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	slot, lease := int64(0), int64(0)
@@ -59,8 +62,8 @@ func numbersOf(c *Claim) [claimFields]int64 {
 	}
 }
 
-// arguments are the holder's name, the numbers of a claim, packed as doubles. Redis reads one
-// long argument faster than many short ones.
+// arguments are the holder's name, and the numbers of a claim, packed as doubles. Redis reads one long argument faster
+// than many short ones. The last number is the time in tests, and else 0: the script reads Redis' clock.
 func (l *Redis) arguments(c *Claim) []any {
 	all := numbersOf(c)
 	all[claimFields-1] = int64(l.at())
@@ -83,7 +86,8 @@ const answerFields = 9
 
 var errShape = errors.New("the number of integers is not that of a grant")
 
-// readGrant reads a script's answer. Any other form is an error, and grants nothing.
+// readGrant reads a script's answer. Any other form is an error, and grants nothing. The reply is nine doubles in one
+// string, in the order of the fields in grantOf.
 func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	text, err := a.Text()
 	if a.Err() != nil || a.Val() == nil {
@@ -102,6 +106,7 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 
 func grantOf(n *[answerFields]int64) Grant {
 	switch n[0] {
+	// An answer without a settlement has only zeros after the Seq.
 	case wasOvertaken:
 		return Grant{Err: ErrOvertaken}
 	case wasOver:
@@ -113,8 +118,10 @@ func grantOf(n *[answerFields]int64) Grant {
 	}
 }
 
-// plausible reports whether an answer is possible for a claim.
+// plausible reports whether an answer is possible for a claim. It guards against a proxy, a script of another release,
+// or a damaged record: a grant that was never made admits too much without another sign.
 func plausible(c *Claim, g *Grant) bool {
+	// A draw is granted nothing: its sender computes the part that it owns.
 	most := max(0, c.Need, c.Want)
 	if c.Draws() {
 		most = 0
@@ -125,6 +132,7 @@ func plausible(c *Claim, g *Grant) bool {
 	// The total is the stated one plus the grant, and the part of a refund that was cut: then the window has no other
 	// charge. Of a bucket it is the lease.
 	total := max(c.Taken, c.Spent)
+	// At the bounds, the ledger counts less than the message states, and the total says nothing.
 	small := -MostBooked < min(c.Taken, c.Spent) && total < MostBooked && g.Sum < mostSum-MostBooked
 	if c.bucket() {
 		return g.Total >= 0 && g.Total <= max(0, c.Taken)+g.Granted
@@ -155,7 +163,9 @@ func unpacked(packed string, all []int64) bool {
 }
 
 // readDraws reads the replies of a transaction: for each draw the sum, the holder's total, and whether there was an
-// account to expire. For a sliding window, it also reads the previous sum.
+// account to expire. For a sliding window, it also reads the previous sum. Replies are in the order of the draws, three
+// or four for each (repliesOf). If the transaction failed as a whole, the draws may have been counted, and each has an
+// error: its key claims next.
 func (t *trip) readDraws(drawn []int, replies []any, err error) {
 	replied := 0
 	for _, i := range drawn {
@@ -176,6 +186,7 @@ func (t *trip) readDraws(drawn []int, replies []any, err error) {
 	}
 }
 
+// repliesOf is the number of commands of a draw: two increments, the expiry, and the previous sum of a sliding window.
 func repliesOf(c *Claim) int {
 	if c.Limit.Algorithm == ratelimit.SlidingWindow {
 		return 4
@@ -183,6 +194,9 @@ func repliesOf(c *Claim) int {
 	return 3
 }
 
+// readDraw reads the replies to one draw. The expiry's reply must be 1: the account exists. The time of the trip
+// decides whether the account's span was current, because plain increments check nothing. A draw outside of it is
+// ErrOver: the tokens are in an account that expires, and no node counts on them.
 func readDraw(c *Claim, replies []any, at instant) Grant {
 	sum, ok1 := replies[0].(int64)
 	total, ok2 := replies[1].(int64)
@@ -207,6 +221,7 @@ func readDraw(c *Claim, replies []any, at instant) Grant {
 // exact reports whether a double holds the number.
 func exact(n int64) bool { return -1<<53 <= n && n <= 1<<53 }
 
+// readInteger reads a value that Redis replies as text.
 func readInteger(v any) (int64, bool) {
 	s, ok := v.(string)
 	n, err := strconv.ParseInt(s, 10, 64)

@@ -12,20 +12,22 @@ import (
 
 // Decisions is a limiter that records what its base decides under audited rules: what was admitted, and what was
 // refused, for each key and window. It writes them once a second, and at the end. A crash loses up to a second of them.
-// It is safe for concurrent use.
+// It is safe for concurrent use. Decisions and messages are separate events, because most decisions cause no message.
 type Decisions struct {
 	ratelimit.NodeLimiter // the base
 
 	record *Record
 	holder string
-	// time divides windows of decisions that name none, as those of on_store_failure.
+	// time divides windows of decisions that name none, as those of on_store_failure. It is the ledger's clock, as far
+	// as this node has read it.
 	time func(ratelimit.Instant) ratelimit.LedgerTime
 
 	mu   sync.Mutex
 	open map[decided]*Event // guarded by mu; not written yet
 }
 
-// decided is what an event is about.
+// decided is what an event is about. Rules are compared by their pointers: after a reload, the decisions on a key
+// continue in another event.
 type decided struct {
 	rule   *ratelimit.Rule
 	key    string
@@ -39,7 +41,8 @@ const (
 	mostOpen   = 10_000
 )
 
-// NewDecisions makes one. holder is this process's name in the record.
+// NewDecisions makes one. holder is this process's name in the record. time is the ledger's time at an instant, as far
+// as it is known.
 func NewDecisions(
 	base ratelimit.NodeLimiter, r *Record, holder ratelimit.Holder, time func(ratelimit.Instant) ratelimit.LedgerTime,
 ) *Decisions {
@@ -54,7 +57,8 @@ func (d *Decisions) Run(ctx context.Context) {
 	d.Write()
 }
 
-// Decide implements [ratelimit.Limiter].
+// Decide implements [ratelimit.Limiter]. The base has the verdicts before they are counted, and they are written up to
+// a second later.
 func (d *Decisions) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
@@ -81,7 +85,8 @@ type times int64
 
 const once, takenBack times = 1, -1
 
-// count adds a decision to the event of its key and window, or takes it back.
+// count adds a decision to the event of its key and window, or takes it back. A refund lowers what was admitted, and a
+// charge raises it. A request that is taken back was refused by another limit, so it counts as refused here, too.
 func (d *Decisions) count(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, n times) {
 	if a.Kind == ratelimit.Peek || a.OfSlot() {
 		return
@@ -93,6 +98,7 @@ func (d *Decisions) count(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 	switch {
 	case a.Kind == ratelimit.Refund, a.Kind == ratelimit.Release:
 		e.Admitted -= cost
+	// A shadow rule refuses nothing.
 	case !v.OverLimit || a.Rule.Shadow:
 		e.Admitted += cost
 		if n == takenBack {
@@ -116,6 +122,7 @@ func (d *Decisions) event(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 	switch {
 	case limit.Algorithm == ratelimit.TokenBucket:
 		of.window = 0
+	// A verdict of on_store_failure has no account, but may be booked in one.
 	case of.window == 0 && v.Booked != 0:
 		of.window = v.Booked
 	case of.window == 0:

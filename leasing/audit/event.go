@@ -10,7 +10,8 @@ import (
 )
 
 // Event is the answer to a message about an audited rule, as its node received it. All numbers of tokens are those of
-// [account.Claim] and [account.Grant]. Fence is 0 if the message was not settled, and for a draw.
+// [account.Claim] and [account.Grant]. Fence is 0 if the message was not settled, and for a draw. Two events of one
+// message are equal in all fields: so a replay finds repetitions.
 type Event struct {
 	Kind      string               `json:"kind"`
 	Rule      string               `json:"rule"`
@@ -52,7 +53,8 @@ const (
 	WasDecided = "decided"
 )
 
-// NewEvent makes the event of a message and its answer.
+// NewEvent makes the event of a message and its answer. A draw's grant is computed as at its sender: the ledger grants
+// nothing for it.
 func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
 		Rule: r.FullName(), Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
@@ -78,7 +80,8 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	return e
 }
 
-// newDecided makes the event of a holder's decisions in a window, without any yet.
+// newDecided makes the event of a holder's decisions in a window, without any yet. Several such events of one holder
+// add up.
 func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) Event {
 	e := Event{
 		Kind: WasDecided, Rule: r.FullName(), Key: account, Holder: holder, Window: w,
@@ -91,7 +94,8 @@ func newDecided(r *ratelimit.Rule, account, holder string, w ratelimit.Window) E
 	return e
 }
 
-// unsettled is the kind of a message without an effect; "": it has one.
+// unsettled is the kind of a message without an effect; "": it has one. An unknown result counts as failed: the ledger
+// may have settled it.
 func unsettled(err error) string {
 	switch {
 	case err == nil:
@@ -104,7 +108,8 @@ func unsettled(err error) string {
 	return WasFailed
 }
 
-// kindOf is the kind of a claim. The reasons for numbers that look wrong for a plain grant come first.
+// kindOf is the kind of a claim. The reasons for numbers that look wrong for a plain grant come first. So a charge with
+// a grant that fell short is "refused".
 func (e *Event) kindOf(g *account.Grant) string {
 	switch {
 	case g.Err != nil:

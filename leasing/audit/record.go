@@ -19,10 +19,12 @@ import (
 // mostBytes is how large a record gets before it is moved to NAME.1, whose content goes.
 const mostBytes = 64 << 20
 
-// Record is AUDIT_FILE: a line for each event. It starts anew when it is full. It is safe for concurrent use.
+// Record is AUDIT_FILE: a line for each event. It starts anew when it is full. It is safe for concurrent use. A line is
+// an Event in JSON. A full file becomes NAME.1.
 type Record struct {
-	name   string
-	most   int64
+	name string
+	most int64
+	// failed is called for each event that could not be written, and must be cheap.
 	failed func(error)
 
 	mu   sync.Mutex
@@ -34,6 +36,7 @@ type Record struct {
 // OpenRecord opens the file; nil: there is none.
 func OpenRecord(name string, log *slog.Logger) (*Record, error) {
 	if name == "" {
+		// The caller then records nothing.
 		return nil, nil
 	}
 	r, err := openRecord(name, mostBytes)
@@ -59,17 +62,20 @@ func openRecord(name string, most int64) (*Record, error) {
 		most = math.MaxInt64
 	}
 	last := []byte("\n")
+	// An empty file, or a pipe, has no last byte, and needs no line's end.
 	_, _ = f.ReadAt(last, info.Size()-1)
 	return &Record{name: name, most: most, file: f, size: info.Size(), cut: last[0] != '\n'}, nil
 }
 
-// Answer records the answer to a message of an audited rule, before the node spends a grant.
+// Answer records the answer to a message of an audited rule, before the node spends a grant. It blocks for a write to
+// the file, and not for the disk: a crash of the machine may lose the last events.
 func (r *Record) Answer(rule *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
 	e := NewEvent(rule, claim, g)
 	r.add(&e)
 }
 
 func (r *Record) add(e *Event) {
+	// An error does not keep the node from spending: limits are kept, and the record has a gap.
 	line, err := json.Marshal(e)
 	if err == nil {
 		_, err = r.write(append(line, '\n'))
@@ -79,12 +85,14 @@ func (r *Record) add(e *Event) {
 	}
 }
 
-// write appends one line, after the end of one that is cut off.
+// write appends one line, after the end of one that is cut off. A full file becomes NAME.1, in place of the one before.
+// If it cannot be moved, it grows, and the error is reported. Nodes go on in any case.
 func (r *Record) write(line []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var moved error
 	if r.size > 0 && r.size+int64(len(line)) > r.most {
+		// Another program, such as logrotate, may have moved it.
 		if _, err := os.Lstat(r.name); err == nil {
 			moved = os.Rename(r.name, r.name+".1") // a mount, for example, cannot be moved, and grows
 		}
@@ -95,17 +103,20 @@ func (r *Record) write(line []byte) (int, error) {
 		_ = r.file.Close()
 		r.file = f
 		r.size = 0
+		// A new file has no line that is cut off.
 		r.cut = moved != nil && r.cut
 	}
 	if r.cut {
 		line = append([]byte("\n"), line...)
 	}
 	n, err := r.file.Write(line)
+	// A full disk writes a part of a line. The next event begins another one, so only one line is lost.
 	r.size, r.cut = r.size+int64(n), n < len(line) && n > 0 || n == 0 && r.cut
 	return n, errors.Join(err, moved)
 }
 
-// ReadFile reads the events of a record. missing names lines that a full disk or a crash has cut off.
+// ReadFile reads the events of a record. missing names lines that a full disk or a crash has cut off. A file without
+// any event is an error, because it is most likely another file.
 func ReadFile(name string) (all []Event, missing []string, err error) {
 	f, err := os.Open(name)
 	if err != nil {

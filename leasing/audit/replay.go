@@ -11,7 +11,8 @@ import (
 
 type tokens = ratelimit.Tokens
 
-// Window is the summary of one account's events.
+// Window is the summary of one account's events. Its totals follow the events in the order of their settlement, so they
+// are those after the last one.
 type Window struct {
 	Rule   string           `json:"rule"`
 	Key    string           `json:"key"`
@@ -62,7 +63,7 @@ type Totals struct {
 	Unrecorded tokens `json:"unrecorded"`
 }
 
-// holder is the state of one.
+// holder is the state of one. Its numbers are those of the ledger's record, as far as events show it.
 type holder struct {
 	total, spent tokens
 	vain         tokens // drawn beyond the limit: the holder does not spend it, and gives it back with its next claim
@@ -72,7 +73,8 @@ type holder struct {
 // separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 
-// Replay sums up events by window, in the order of accounts and windows.
+// Replay sums up events by window, in the order of accounts and windows. Two records may have the same event, so equal
+// events count once.
 func Replay(events []Event) []*Window {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, inOrder)
@@ -95,14 +97,16 @@ func Replay(events []Event) []*Window {
 }
 
 // inOrder sorts events in the order of their settlement. Fences are times of the ledger that always rise, while its
-// clock may be set back. A draw has no fence.
+// clock may be set back. A draw has no fence. Events of one instant have the order of their holders, so that a replay
+// has one result.
 func inOrder(a, b Event) int {
 	at := func(e *Event) int64 { return max(int64(e.Fence), int64(e.At)) }
 	return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Window, b.Window), cmp.Compare(at(&a), at(&b)),
 		strings.Compare(a.Holder, b.Holder))
 }
 
-// begin is the window of the first of some events.
+// begin is the window of the first of some events. The limit of the whole window is needed before its first event is
+// judged.
 func begin(events []Event) *Window {
 	first := &events[0]
 	w := &Window{Key: first.Key, Window: first.Window, holders: map[string]*holder{}}
@@ -120,6 +124,7 @@ func begin(events []Event) *Window {
 	return w
 }
 
+// add applies an event: it follows the holder's record and the sum at the ledger, and assigns an excess to its cause.
 func (w *Window) add(e *Event) {
 	w.Rule = e.Rule
 	switch e.Kind {
@@ -145,6 +150,7 @@ func (w *Window) add(e *Event) {
 	}
 	w.Sum = e.Sum
 	w.Granted += e.Granted
+	// A holder gives the part of a draw beyond the limit back with its next message.
 	w.vain -= h.vain
 	h.vain = 0
 	switch {
@@ -158,12 +164,14 @@ func (w *Window) add(e *Event) {
 	default:
 		w.claim(e, h)
 	}
+	// The sum of a sliding window includes usage of the previous one, and that of a bucket refills.
 	if e.Algorithm == ratelimit.FixedWindow.String() {
 		w.Unrecorded = max(0, w.Sum-w.vain-w.Taken)
 	}
 }
 
-// claim adds a claim: the holder's totals, and then the grant.
+// claim adds a claim: the holder's totals, and then the grant. e.Total is after both, and Total less Granted is the
+// total that the ledger booked before the grant.
 func (w *Window) claim(e *Event, h *holder) {
 	if e.Granted < e.Need {
 		w.Short++
@@ -176,7 +184,8 @@ func (w *Window) claim(e *Event, h *holder) {
 	w.judge(e, e.Granted, charged)
 }
 
-// lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant.
+// lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant. A bucket has no
+// totals, so all amounts are sums of events. Unspent tokens of leases stay in Taken.
 func (w *Window) lease(e *Event) {
 	if e.Granted < e.Need {
 		w.Short++
@@ -189,7 +198,8 @@ func (w *Window) lease(e *Event) {
 	w.judge(e, e.Granted, charged)
 }
 
-// take changes a holder's totals.
+// take changes a holder's totals. A holder's usage falls only by refunds. The rest of what its total falls by was in
+// hand.
 func (w *Window) take(h *holder, total, spent tokens) {
 	refunded := max(0, h.spent-spent)
 	w.Refunded += refunded
@@ -199,7 +209,8 @@ func (w *Window) take(h *holder, total, spent tokens) {
 	h.total, h.spent = total, spent
 }
 
-// judge assigns the excess after an event to the latest cause: first to grants, then to charges.
+// judge assigns the excess after an event to the latest cause: first to grants, then to charges. A bucket's excess is
+// judged by the claim's own limit, because its level refers to that.
 func (w *Window) judge(e *Event, granted, charged tokens) {
 	level, limit := e.Sum, e.Limit
 	if w.Window != 0 {

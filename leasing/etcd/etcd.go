@@ -21,6 +21,7 @@ import (
 
 // Store is a cluster of etcd. It is safe for concurrent use. Each call blocks at most until its context is done.
 type Store struct {
+	// config and prefix never change.
 	config  clientv3.Config
 	prefix  string
 	client  atomic.Pointer[clientv3.Client] // nil until it is needed
@@ -29,6 +30,7 @@ type Store struct {
 	leases  leases
 	history history
 
+	// prepared means that the life and the leases of the near future were there once. It never becomes false again.
 	prepared atomic.Bool
 	reported atomic.Int64 // the lease of this process's reports about itself; 0: none yet
 }
@@ -61,6 +63,7 @@ const (
 	recordsKey = root + "records/"
 )
 
+// keyOf is the key of a record. Records of all fleets have one root: the prefix of a fleet is a part of their names.
 func keyOf(name string) string { return recordsKey + name }
 
 // Prepare connects, and reads or begins the life of the data. Call it until it returns nil, before the store is used.
@@ -75,6 +78,7 @@ func (s *Store) Prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// A read without records begins the life if there is none.
 	_, err = s.read(ctx, c, nil)
 	if err == nil {
 		err = s.leases.ahead(clientv3.WithRequireLeader(ctx), c, s.now())
@@ -86,15 +90,18 @@ func (s *Store) Prepare(ctx context.Context) error {
 	return nil
 }
 
+// prepareTime bounds one attempt: a node that starts without etcd tries again.
 const prepareTime = time.Second
 
-// connect makes the client, if there is none. A client with a password connects at once.
+// connect makes the client, if there is none. A client with a password connects at once, and others with their first
+// request. Several calls may make one each: the first is kept.
 func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
 	if c := s.client.Load(); c != nil {
 		return c, nil
 	}
 	// It outlives this call, so it has its own context.
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	// Until the client is made, the end of this call also ends the attempt. stop is false if that has happened.
 	stop := context.AfterFunc(ctx, cancel)
 	config := s.config
 	config.Context = own
@@ -113,7 +120,8 @@ func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
 	return s.client.Load(), nil
 }
 
-// failed names the cluster in an error without a name.
+// failed names the cluster in an error without a name. gRPC's own error of a context has no address, and operators see
+// these errors.
 func (s *Store) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("etcd: no answer of %s: %w", strings.Join(s.config.Endpoints, ", "), ctx.Err())
@@ -123,6 +131,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 
 var errUnprepared = errors.New("etcd: the cluster has not answered yet")
 
+// connected returns the client; before Prepare has succeeded, it is an error.
 func (s *Store) connected() (*clientv3.Client, error) {
 	if !s.prepared.Load() {
 		return nil, errUnprepared
@@ -136,6 +145,8 @@ func (s *Store) Ping(ctx context.Context) error {
 	return err
 }
 
+// revision reads the revision of the data. WithRequireLeader makes a member without a leader answer with an error.
+// Otherwise the call would wait for its deadline.
 func (s *Store) revision(ctx context.Context) (int64, error) {
 	c, err := s.connect(ctx)
 	if err != nil {
@@ -156,7 +167,7 @@ func (s *Store) Close() {
 }
 
 // now is this node's time. It stands still if the clock was set back: ended windows must not return, because their
-// accounts may be gone.
+// accounts may be gone. Each call is at least the last one's time, also in other goroutines.
 func (s *Store) now() ratelimit.LedgerTime {
 	now := time.Now().UnixMicro()
 	for {
@@ -183,7 +194,9 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	return x, nil
 }
 
-// read reads again until the data is complete on all connections of the read.
+// read reads again until the data is complete on all connections of the read. Without a life, or with that of an older
+// copy, it begins another one and reads again. It also reads again after a new connection, which may lead to another
+// cluster, or a restored one.
 func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.StoreKey) (account.Snapshot, error) {
 	ctx = clientv3.WithRequireLeader(ctx)
 	for {
@@ -193,6 +206,7 @@ func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.Sto
 		if err != nil {
 			return x, err
 		}
+		// All nodes can find this at once: begin changes the life only once.
 		lost := x.Life == ""
 		if !lost {
 			lost, err = s.lives.lost(ctx, c, x.Life, x.Now, dials)
@@ -212,7 +226,8 @@ func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.Sto
 // opsMost is etcd's maximum of operations in a transaction (--max-txn-ops).
 const opsMost = 128
 
-// get reads the life and records as of one revision. It returns the version of the life's record.
+// get reads the life and records as of one revision. It returns the version of the life's record. Up to 127 records are
+// one transaction. Those beyond are read at the first one's revision.
 func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *account.Snapshot) (int64, error) {
 	ops := make([]clientv3.Op, 1, 1+len(keys))
 	ops[0] = clientv3.OpGet(lifeKey)
@@ -245,6 +260,8 @@ func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *ac
 	return int64(life.Version), nil
 }
 
+// recordOf is the record of a key. Its version is the revision of its last change, which the whole cluster counts: a
+// key that was deleted and made again has a higher one.
 func recordOf(r *etcdserverpb.RangeResponse) account.Record {
 	if len(r.GetKvs()) == 0 {
 		return account.Record{}
@@ -253,7 +270,8 @@ func recordOf(r *etcdserverpb.RangeResponse) account.Record {
 }
 
 const (
-	// changesMost is the maximum of changes in a transaction: each may have as many operations, and one more.
+	// changesMost is the maximum of changes in a transaction. Etcd allows a nested transaction as many operations as
+	// the outer one leaves of opsMost.
 	changesMost = opsMost/2 - 1
 	// bytesMost bounds a transaction of more than one change. Etcd takes 1.5 MiB (--max-request-bytes).
 	bytesMost = 1 << 20
@@ -273,6 +291,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	all.SetLimit(transactionsMost)
 	for from, to := 0, 0; from < len(changes); from = to {
 		size := 0
+		// A single larger change leaves alone: etcd takes it up to 1.5 MiB.
 		for to = from; to < len(changes) && to-from < changesMost && (to == from || size < bytesMost); to++ {
 			size += sizeOf(&changes[to])
 		}
@@ -284,9 +303,10 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
+// sizeOf is about the bytes of a change in a transaction.
 func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) }
 
-// write makes changes in one transaction.
+// write makes changes in one transaction. It fills made. An error may mean that the changes were made.
 func (s *Store) write(
 	ctx context.Context, c *clientv3.Client, inLife string, changes []account.Change, made []bool,
 ) error {
@@ -303,6 +323,8 @@ func (s *Store) write(
 	if err != nil {
 		return err
 	}
+	// A cluster of another ID may have the same number, as a copy of the data. A change in the copy is none of this
+	// life.
 	if !r.Succeeded || r.Header.ClusterId != cluster {
 		s.leases.forget()
 		return account.ErrLife
@@ -317,6 +339,8 @@ func (s *Store) write(
 	return nil
 }
 
+// commit sends one transaction. Each record is compared and put by its own nested one: a record that another node has
+// changed does not keep the others from their change. A Version of 0 compares with a missing key.
 func (s *Store) commit(
 	ctx context.Context, c *clientv3.Client, nonce string, changes []account.Change,
 ) (*clientv3.TxnResponse, error) {

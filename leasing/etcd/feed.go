@@ -19,18 +19,22 @@ type instant = ratelimit.LedgerTime
 
 // Feed is a [table.Store] in the cluster of a [Store], which must be prepared first. A record has two keys: one by its
 // own key, and one by its place in the feed. A third one, the tip, has the last place: each change compares and sets
-// it, so that places are seen in order.
+// it, so that places are seen in order. A record is in one transaction with its place and the tip, so that a reader of
+// the feed never misses a change.
 type Feed struct{ *Store }
 
+// tipName is the name of the tip, which is a record like an account.
 func (f Feed) tipName() string { return f.prefix + "sluice:table" }
 
+// atKey is where the record of a key is. Keys of tables are bytes, which etcd takes as they are.
 func (f Feed) atKey(key string) string { return root + "table/" + f.prefix + "/at/" + key }
 
+// feedKey is where the record with a place is.
 func (f Feed) feedKey(place int64) string {
 	return fmt.Sprintf("%stable/%s/feed/%016x", root, f.prefix, place)
 }
 
-// tip is the state of the feed.
+// tip is the state of the feed. As JSON: {"Place":12,"Top":1764500000000000}.
 type tip struct {
 	Place int64
 	Top   instant // the highest version that there ever was
@@ -51,7 +55,7 @@ func readPlaced(data []byte) (r table.Record, place int64, err error) {
 	return table.Record{Key: string(p.Key), Version: p.Version, Ends: p.Ends, Value: string(p.Value)}, p.Place, nil
 }
 
-// readTip reads the tip, and the life that it is of.
+// readTip reads the tip, and the life that it is of. Without a tip, the table is empty, and its first place is 1.
 func (f Feed) readTip(ctx context.Context) (is tip, x account.Snapshot, err error) {
 	x, err = f.Read(ctx, []account.StoreKey{{Name: f.tipName()}})
 	if err == nil && x.Records[0].Version != 0 {
@@ -66,19 +70,23 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if err != nil {
 		return p, err
 	}
+	// Places only rise in one life. A lower one is of an older copy, so this node begins another life.
 	if x.Life == life && is.Place < after { // the life's record alone does not show each older copy
 		if err := f.another(ctx, life); err != nil {
 			return p, err
 		}
 		return f.Since(ctx, life, after, n)
 	}
+	// The caller has places of another life: it gets all records.
 	if x.Life != life {
 		after = 0
 	}
 	p = table.Page{Life: x.Life, Now: x.Now, Place: max(after, is.Place)}
+	// There is nothing new.
 	if is.Place <= after {
 		return p, nil
 	}
+	// The names of places have 16 hexadecimal digits, so their order is that of the numbers.
 	r, err := f.client.Load().Get(clientv3.WithRequireLeader(ctx), f.feedKey(after+1),
 		clientv3.WithRange(f.feedKey(1<<62)), clientv3.WithLimit(int64(n)))
 	if err != nil {
@@ -95,11 +103,13 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if p.More {
 		p.Place = after
 	}
+	// A change after the tip was read may have a higher place. The next page begins after it.
 	p.Place = max(p.Place, after)
 	return p, nil
 }
 
-// another begins another life in place of one.
+// another begins another life in place of one. Of several nodes that find the older copy, one does it: the others'
+// comparison fails, and they read the new life.
 func (f Feed) another(ctx context.Context, life string) error {
 	_, nonce, _ := parseLife(life)
 	_, err := f.client.Load().Txn(clientv3.WithRequireLeader(ctx)).
@@ -124,6 +134,7 @@ func (f Feed) Drop(ctx context.Context, life string, records []table.Record) err
 	return f.each(ctx, life, records, (*tip).drops)
 }
 
+// each changes records in parts. If it fails in its middle, the parts before are made.
 func (f Feed) each(ctx context.Context, life string, records []table.Record, how how) error {
 	for len(records) > 0 {
 		some := records[:min(feedMost, len(records))]
@@ -159,11 +170,13 @@ func (f Feed) Set(
 	return is, err
 }
 
-// how is what becomes of records in a transaction: has are those of the same keys, and places theirs.
+// how is what becomes of records in a transaction: has are those of the same keys, and places theirs. It also changes
+// the tip, which is written with its operations.
 type how func(at *tip, f Feed, records, has []table.Record, places []int64) ([]clientv3.Op, error)
 
 // change changes the records that make returns of those that there are, in one transaction. It tries again while other
-// nodes change the table.
+// nodes change the table. Its steps: read the tip and the records; compute the new ones; write both if the tip is
+// unchanged. make may be called several times.
 func (f Feed) change(
 	ctx context.Context, life string, keys []string, how how,
 	make func(at *tip, now instant, has []table.Record) ([]table.Record, error),
@@ -203,7 +216,8 @@ func (f Feed) change(
 	}
 }
 
-// records are those of keys, and their places.
+// records are those of keys, and their places; the zero Record and 0 for one that is missing. It reads outside of the
+// transaction that writes, which the tip protects.
 func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, places []int64, err error) {
 	ops := make([]clientv3.Op, len(keys))
 	for i, key := range keys {
@@ -225,7 +239,8 @@ func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, p
 	return has, places, nil
 }
 
-// puts merges records, and advances the tip.
+// puts merges records, and advances the tip. A record that changes leaves its place and gets the next one, so each
+// record is in the feed once.
 func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
 	for i := range records {
 		r := &records[i]
@@ -247,7 +262,8 @@ func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []
 	return ops, nil
 }
 
-// drops drops records that still have their versions.
+// drops drops records that still have their versions. The tip stays: places and versions of dropped records are never
+// used again.
 func (at *tip) drops(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
 	for i := range records {
 		if places[i] != 0 && records[i].Version == has[i].Version {
@@ -257,7 +273,8 @@ func (at *tip) drops(f Feed, records, has []table.Record, places []int64) (ops [
 	return ops, nil
 }
 
-// put makes a change, unless the tip or the life is another one.
+// put makes a change, unless the tip or the life is another one. done is false if another node was faster: then nothing
+// was written.
 func (f Feed) put(ctx context.Context, life string, version uint64, at *tip, ops []clientv3.Op) (done bool, err error) {
 	cluster, nonce, ok := parseLife(life)
 	if !ok {

@@ -45,7 +45,9 @@ const (
 	leaseWide clientv3.LeaseID = 1 << 39
 )
 
-// leaseOf is the lease of a share of records with that end, and its TTL.
+// leaseOf is the lease of a share of records with that end, and its TTL. The slot's end is rounded up, so that no
+// record is deleted before its own. For example, an end at 12:34 is in the slot until 12:40, and share 3 of it ends at
+// 12:53 with the grace.
 func leaseOf(now, until ratelimit.LedgerTime, share uint64) (id clientv3.LeaseID, ttl time.Duration) {
 	slot, id := narrowSlot, leaseBase
 	if until-now > wideSlot {
@@ -56,6 +58,7 @@ func leaseOf(now, until ratelimit.LedgerTime, share uint64) (id clientv3.LeaseID
 	return id + clientv3.LeaseID(uint64(n)*shares+share), ttl
 }
 
+// shareOf spreads records over the leases of a slot, the same at all nodes.
 func shareOf(name string) uint64 { return xxhash.Sum64String(name) % shares }
 
 // leases are the leases that are granted for certain. The zero leases are none.
@@ -64,7 +67,8 @@ type leases struct {
 	known map[clientv3.LeaseID]bool // guarded by mu
 }
 
-// of is the lease of a record with that end, granted if necessary; 0 if the record has no end.
+// of is the lease of a record with that end, granted if necessary; 0 if the record has no end. A lease that exists
+// already was granted by another node.
 func (l *leases) of(
 	ctx context.Context, c *clientv3.Client, now, until ratelimit.LedgerTime, share uint64,
 ) (clientv3.LeaseID, error) {
@@ -87,6 +91,7 @@ func (l *leases) of(
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	// Most of them have ended by then, and a lease that is granted again costs one request.
 	if l.known == nil || len(l.known) >= leasesKnown {
 		l.known = map[clientv3.LeaseID]bool{}
 	}
@@ -94,7 +99,8 @@ func (l *leases) of(
 	return id, nil
 }
 
-// ahead grants the leases of windows of the near future, so that no request waits for one.
+// ahead grants the leases of windows of the near future, so that no request waits for one. The accounts of the current
+// and the next window of an hour or a day end in these slots, one window later than the window.
 func (l *leases) ahead(ctx context.Context, c *clientv3.Client, now ratelimit.LedgerTime) error {
 	untils := []ratelimit.LedgerTime{now, now + narrowSlot, now + 2*narrowSlot, now + 3*narrowSlot}
 	for _, period := range []time.Duration{time.Hour, 24 * time.Hour} {

@@ -30,6 +30,8 @@ import (
 //
 // A process that began after the restore has no earlier write, and has lost nothing.
 
+// lifeKey has 16 hexadecimal digits as its value. A life in a snapshot is "cluster-number", as in
+// "cdf818194e3a8c32-9b1d6f0a3c5e7f21".
 const lifeKey = root + "life"
 
 func lifeOf(cluster uint64, nonce string) string { return fmt.Sprintf("%x-%s", cluster, nonce) }
@@ -53,21 +55,25 @@ type lives struct {
 
 	mu sync.Mutex
 	// writes are reported ones: the last one, and earlier ones whose records end later than those of all later writes.
-	// Guarded by mu.
+	// So their number stays small. Guarded by mu.
 	writes []write
-	proven int64 // guarded by mu: number of connections at the last check that found the write
+	// proven is the number of connections at the last check that found the write: without a new one since, the data
+	// cannot have been replaced. Guarded by mu.
+	proven int64
 }
 
 // write is a reported write.
 type write struct {
 	key      string
 	revision int64 // 0: there was none
-	sum      uint64
-	until    ratelimit.LedgerTime
-	life     string
+	// sum is of the data. A restored cluster counts revisions anew, so another write may have the same one.
+	sum   uint64
+	until ratelimit.LedgerTime
+	life  string
 }
 
-// wrote notes a write. Earlier ones whose records end first show no other loss.
+// wrote notes a write. Earlier ones whose records end first show no other loss. A write of another life says nothing of
+// this one.
 func (l *lives) wrote(c *account.Change, revision int64, life string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +85,8 @@ func (l *lives) wrote(c *account.Change, revision int64, life string) {
 
 // lost reports whether data in a life lacks the last write whose record has not ended, if there are new connections
 // since the last check. If that cannot be found, because the write was overwritten and compacted, it counts as lost.
-// This costs two seconds, in which nodes state their totals.
+// This costs two seconds, in which nodes state their totals. It reads only once for each new connection, so that a
+// usual read costs no more than its own request.
 func (l *lives) lost(
 	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
 ) (bool, error) {
@@ -106,7 +113,8 @@ func (l *lives) lost(
 	return false, nil
 }
 
-// there reports whether the data has a write, now or in its history.
+// there reports whether the data has a write, now or in its history. Revision 0 is now. An older copy may not have
+// reached the write's revision yet, or has another value there.
 func (w *write) there(ctx context.Context, c *clientv3.Client) (bool, error) {
 	for _, at := range []int64{0, w.revision} {
 		r, err := c.Get(ctx, w.key, clientv3.WithRev(at))
@@ -135,7 +143,8 @@ func (d *dials) HandleRPC(context.Context, stats.RPCStats) {}
 // TagConn implements [stats.Handler].
 func (d *dials) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements [stats.Handler].
+// HandleConn implements [stats.Handler]. The count rises before the connection's first request, so a read that used a
+// new connection sees a higher count afterwards.
 func (d *dials) HandleConn(_ context.Context, s stats.ConnStats) {
 	if _, ok := s.(*stats.ConnBegin); ok {
 		d.Add(1)

@@ -15,6 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// nodesKey begins the keys of reports: sluice/nodes/PREFIX/NODE. The prefix is escaped, so that none is the beginning
+// of another.
 const nodesKey = root + "nodes/"
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
@@ -31,6 +33,7 @@ func (s *Store) Register(
 	prefix := nodesKey + url.PathEscape(s.prefix) + "/"
 	write, now := clientv3.OpDelete(prefix+node), s.now()
 	if text != "" {
+		// With the lease, the reports of a node that died are deleted.
 		lease, err := s.reports(ctx, c, within)
 		if err != nil {
 			return fmt.Errorf("etcd: %w", err)
@@ -42,18 +45,21 @@ func (s *Store) Register(
 		return fmt.Errorf("etcd: %w", err)
 	}
 	for _, kv := range r.Responses[1].GetResponseRange().Kvs {
+		// A report is "1764500000000000 TEXT": its time in microseconds.
 		stamp, text, _ := strings.Cut(string(kv.Value), " ")
 		at, err := strconv.ParseInt(stamp, 10, 64)
 		if err != nil {
 			continue // another program's
 		}
+		// Clocks of nodes differ: a report from the future is one of now.
 		ago := now.Sub(ratelimit.LedgerTime(at))
 		see(strings.TrimPrefix(string(kv.Key), prefix), text, min(max(0, ago), within))
 	}
 	return nil
 }
 
-// reports is the lease of this process's reports, renewed.
+// reports is the lease of this process's reports, renewed. One lease for all reports of a process costs etcd less than
+// one for each.
 func (s *Store) reports(ctx context.Context, c *clientv3.Client, within time.Duration) (clientv3.LeaseID, error) {
 	if id := clientv3.LeaseID(s.reported.Load()); id != 0 {
 		_, err := c.KeepAliveOnce(ctx, id)

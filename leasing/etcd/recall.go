@@ -12,6 +12,7 @@ import (
 
 // A node has one key of messages, which each message overwrites, and watches it.
 
+// A watch sees each version of the key, unless it was away. After that, the node states all totals again.
 const recallsKey = root + "recalls/"
 
 func recallsOf(node ratelimit.Holder) string { return recallsKey + account.HolderName(node) }
@@ -28,6 +29,7 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 		if r.Err() != nil {
 			return r.Err()
 		}
+		// From here on no recall is missed.
 		if r.Created {
 			ready()
 		}
@@ -38,7 +40,8 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 	return nil
 }
 
-// Send implements [account.Messenger].
+// Send implements [account.Messenger]. A later message to a node overwrites an earlier one. Its watch has both, in
+// their order.
 func (s *Store) Send(ctx context.Context, names map[ratelimit.Holder][]string) error {
 	c, err := s.connected()
 	if err != nil {
@@ -66,7 +69,7 @@ func appendName(text []byte, name string) []byte {
 	return append(binary.AppendUvarint(text, uint64(len(name))), name...)
 }
 
-// eachName calls its function with each name of a text, as far as it can be read.
+// eachName calls its function with each name of a text, as far as it can be read. Anyone may write to the key.
 func eachName(text []byte, received func(name string)) {
 	for len(text) > 0 {
 		n, size := binary.Uvarint(text)

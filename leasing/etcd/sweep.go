@@ -36,6 +36,7 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	if err != nil {
 		return 0, false, err
 	}
+	// CAS.Sweep calls Drop on each node from time to time, which suits the other upkeep as well.
 	if err := s.leases.ahead(clientv3.WithRequireLeader(ctx), c, s.now()); err != nil {
 		return 0, false, fmt.Errorf("etcd: granting leases: %w", err)
 	}
@@ -59,7 +60,8 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	return 0, false, nil
 }
 
-// due is the revision to compact, 0 for none. It notes the current one for later.
+// due is the revision to compact, 0 for none. It notes the current one for later. So each compaction leaves at least
+// the last five minutes, and at most the time between two calls more. A restart begins with another five minutes.
 func (h *history) due(revision int64, now time.Time) (old int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// parsed is the content of a URL.
+// parsed is the content of a URL. compacts means that this program may compact the data (compact=true, as by default).
 type parsed struct {
 	config   clientv3.Config
 	compacts bool
@@ -28,7 +28,8 @@ const (
 	form = "etcd://user:password@host:port,host:port?tls=true&cacert=FILE&cert=FILE&key=FILE&compact=false"
 )
 
-// parse reads a URL. [url.Parse] takes only one host. Errors never contain the password.
+// parse reads a URL. [url.Parse] takes only one host. Errors never contain the password. The parts are cut from the
+// outside: parameters behind the first question mark, and a user before the last @.
 func parse(rawURL string) (p parsed, err error) {
 	rest, ok := strings.CutPrefix(rawURL, scheme)
 	if !ok {
@@ -36,6 +37,7 @@ func parse(rawURL string) (p parsed, err error) {
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	user := ""
+	// A password may contain an @, and a host cannot.
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, rest = rest[:at], rest[at+1:]
 	}
@@ -55,6 +57,7 @@ const (
 	aliveAnswer = 2 * time.Second
 )
 
+// configOf reads the hosts, each with its port. Errors go to callers, so the client has no log.
 func configOf(hosts string) (clientv3.Config, error) {
 	c := clientv3.Config{
 		DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: aliveAnswer,
@@ -72,6 +75,7 @@ func configOf(hosts string) (clientv3.Config, error) {
 	return c, nil
 }
 
+// credentials reads user:password. Both are escaped as in any URL, so that they can contain a colon or a slash.
 func (p *parsed) credentials(user string) error {
 	if user == "" {
 		return nil
@@ -97,6 +101,7 @@ func (p *parsed) settings(query string) error {
 	}
 	secure, files := false, map[string]string{}
 	p.compacts = true
+	// The last one of several counts.
 	for name, all := range values {
 		value := all[len(all)-1]
 		switch name {
@@ -122,6 +127,7 @@ func (p *parsed) settings(query string) error {
 	return err
 }
 
+// boolOf reads true or false, and names the parameter in its error.
 func boolOf(name, value string) (bool, error) {
 	yes, err := strconv.ParseBool(value)
 	if err != nil {
@@ -130,7 +136,8 @@ func boolOf(name, value string) (bool, error) {
 	return yes, nil
 }
 
-// tlsOf reads files. A client's certificate is read again for each connection, so that it can be renewed.
+// tlsOf reads files. A client's certificate is read again for each connection, so that it can be renewed. The cacert is
+// read once: a new authority needs a restart.
 func tlsOf(cacert, cert, key string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cacert != "" {
@@ -154,6 +161,7 @@ func tlsOf(cacert, cert, key string) (*tls.Config, error) {
 			}
 			return &pair, nil
 		}
+		// Wrong files are an error at start, and not at the first connection.
 		if _, err := read(); err != nil {
 			return nil, err
 		}

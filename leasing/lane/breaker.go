@@ -15,10 +15,12 @@ import (
 //	   +----------------- success ------------|------ failure ----+
 type Breaker struct {
 	mu       sync.Mutex
-	failures int           // guarded by mu
-	openTill instant       // guarded by mu: until then, calls are refused
-	probing  bool          // guarded by mu: a probe is in flight
-	wait     time.Duration // guarded by mu
+	failures int     // guarded by mu
+	openTill instant // guarded by mu: until then, calls are refused
+	// probing means that a probe is in flight: others are refused until it is answered. Guarded by mu.
+	probing bool
+	// wait is the mean of the last pause; 0: there was none since the last success. Guarded by mu.
+	wait time.Duration
 }
 
 const (
@@ -31,7 +33,7 @@ const (
 // ErrOpen is why a message was not sent.
 var ErrOpen = errors.New("the store does not answer: the breaker is open")
 
-// Reason is why a message did not decide.
+// Reason is why a message did not decide. Metrics and verdicts show it.
 func Reason(err error) ratelimit.FallbackReason {
 	if errors.Is(err, ErrOpen) {
 		return ratelimit.FallbackBreaker
@@ -39,7 +41,8 @@ func Reason(err error) ratelimit.FallbackReason {
 	return ratelimit.FallbackError
 }
 
-// Allow reports whether a call may be made now. After the pause, the first caller is the probe.
+// Allow reports whether a call may be made now. After the pause, the first caller is the probe. After true, the caller
+// must call Success, Undecided or Failure, or no other call is ever allowed.
 func (b *Breaker) Allow(now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -86,14 +89,15 @@ func (b *Breaker) Undecided() {
 	b.probing = false
 }
 
-// Probe ends the pause: the next call is a probe.
+// Probe ends the pause: the next call is a probe. Some other sign shows that the store answers.
 func (b *Breaker) Probe() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.openTill = 0
 }
 
-// Failure books a failed call. jitter is from 0 to 1, so that nodes do not probe at the same time.
+// Failure books a failed call. jitter is from 0 to 1, so that nodes do not probe at the same time. The pause is between
+// a half and one and a half of the mean, which doubles with each failure.
 func (b *Breaker) Failure(now instant, jitter float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -52,7 +52,9 @@ type Options struct {
 }
 
 // Queue is messages that wait for a round trip to one part of a store. It is safe for concurrent use, and does not
-// block. Its options are set before it is used.
+// block. Its options are set before it is used. A message goes from Send or Later into a list, from there into a batch
+// (takeLocked), and to settle in a goroutine of the queue. With Take, a driver settles batches by itself, and Start is
+// not called.
 type Queue[M any] struct {
 	Options
 	mu         sync.Mutex
@@ -79,7 +81,8 @@ func (q *Queue[M]) Start(settle func([]M)) {
 	q.leaveLocked()
 }
 
-// Stop sends what waits, and returns when all is settled. Later messages are refused.
+// Stop sends what waits, and returns when all is settled. Later messages are refused. Messages beyond the permitted
+// flights leave as those are answered.
 func (q *Queue[M]) Stop() {
 	q.mu.Lock()
 	q.stopped = true
@@ -89,6 +92,7 @@ func (q *Queue[M]) Stop() {
 }
 
 // Send adds an urgent message, which waits for others for at most a time, and at most Gather; false: there is no room.
+// enough is computed with the pace of now, so that a burst leaves as soon as it fills a round trip.
 func (q *Queue[M]) Send(m M, wait time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -128,7 +132,8 @@ func (q *Queue[M]) Len() int {
 	return len(q.urgent) + len(q.patient)
 }
 
-// dueLocked has a batch leave after a time, unless it leaves earlier.
+// dueLocked has a batch leave after a time, unless it leaves earlier. The first message to be due decides for all that
+// wait.
 func (q *Queue[M]) dueLocked(now instant, wait time.Duration) {
 	if !q.waits || now.Add(wait) < q.due {
 		q.waits, q.due = true, now.Add(wait)
@@ -162,7 +167,8 @@ func (q *Queue[M]) leaveLocked() {
 	}
 }
 
-// send settles a batch, and those that may leave when it is answered.
+// send settles a batch, and those that may leave when it is answered. So a goroutine settles one batch after the other
+// while there are any, instead of one for each.
 func (q *Queue[M]) send(batch []M) {
 	for batch != nil {
 		q.settle(batch)
@@ -196,7 +202,8 @@ func (q *Queue[M]) Rest() []M {
 	return q.nextLocked()
 }
 
-// nextLocked takes the oldest messages: of the patient ones up to a half, and more if there is room.
+// nextLocked takes the oldest messages: of the patient ones up to a half, and more if there is room. So a flood of
+// urgent messages leaves half of each batch to patient ones, and patient ones take no more than that.
 func (q *Queue[M]) nextLocked() []M {
 	urgent := min(len(q.urgent), BatchSize-min(len(q.patient), BatchSize/2))
 	patient := min(len(q.patient), BatchSize-urgent)
@@ -207,7 +214,7 @@ func (q *Queue[M]) nextLocked() []M {
 	return batch
 }
 
-// Alone reports whether one batch is in flight: none delays another.
+// Alone reports whether one batch is in flight: none delays another. It is called with a batch that has left.
 func (q *Queue[M]) Alone() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

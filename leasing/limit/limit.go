@@ -33,13 +33,15 @@ import (
 
 // Limiter takes tokens. It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
-	clock  ratelimit.Clock
-	local  *local.Limiter // without Redis
+	clock ratelimit.Clock
+	local *local.Limiter // without Redis
+	// Invariant: one of local and fleet is nil.
 	fleet  *leasing.Fleet // with Redis
 	calls  sync.Pool
 	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
-	stop   func()
-	ended  chan struct{}
+	// stop ends the fleet's Run, and ended is closed after it.
+	stop  func()
+	ended chan struct{}
 }
 
 // Options configure a [Limiter]. The zero Options are those of a program that limits alone.
@@ -102,7 +104,7 @@ func New(ctx context.Context, o Options) (*Limiter, error) {
 	return l, nil
 }
 
-// ready waits until Redis decides, for a time.
+// ready waits until Redis decides, for a time. Without a request, no message would ask for Redis' epoch: Beat does.
 func (l *Limiter) ready(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startMost)
 	defer cancel()
@@ -250,6 +252,7 @@ var (
 	ErrCost   = errors.New("limit: the number of tokens must be at least 1")
 )
 
+// ask decides one question. The key is copied into memory that is reused, because the limiters keep no slices of asks.
 func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) (Decision, error) {
 	switch {
 	case k.rule == nil:
@@ -276,7 +279,8 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 	return d, nil
 }
 
-// sync aligns the windows of a lone limiter with the wall clock.
+// sync aligns the windows of a lone limiter with the wall clock. Of several calls, one does it, and at most once a
+// second: SyncClock needs the time of the wall clock.
 func (l *Limiter) sync(now ratelimit.Instant) {
 	last := l.synced.Load()
 	if now.Sub(ratelimit.Instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {

@@ -37,7 +37,8 @@ const (
 	mostDebt tokens = 1 << 41
 )
 
-// decide answers an ask at an instant of the ledger's clock. The verdict must be zero.
+// decide answers an ask at an instant of the ledger's clock: it brings the counter to that time, and then books and
+// answers. The verdict must be zero.
 func (c *counter) decide(now ledgerTime, a *ask, v *verdict) {
 	c.answer(c.enter(now, &a.Rule.Limit), a, v)
 }
@@ -61,6 +62,7 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 	case a.Kind == ratelimit.Refund:
 		c.credit(a.Cost, l)
 		left = c.left(now, l)
+	// Its window has ended, and the charge with it.
 	case a.Kind.Settles() && !a.Books(v.Window):
 	case a.Kind == ratelimit.Release:
 		v.Charged = c.credit(a.Cost, l)
@@ -71,11 +73,13 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 			c.charge(a.Cost, l)
 			v.Charged = min(a.Cost, left)
 			v.Debt = a.Cost - v.Charged
+			// Only the part within the limit was left before.
 			left -= v.Charged
 		}
 	}
 	v.Remaining = left
 	if l.Algorithm == ratelimit.TokenBucket {
+		// The table drops a bucket from then on: it equals a new one.
 		c.ends = c.fullAt(now, l)
 		to := fullLevel(l)
 		if v.OverLimit {
@@ -154,7 +158,9 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	}
 	w := int64(l.WindowAt(now))
 	switch {
+	// It is new, or the clock went back by more than a period: its charges count in the window of now.
 	case c.state == 0 || now < c.begins:
+	// The window that has just ended is the previous one.
 	case l.Algorithm == ratelimit.SlidingWindow && w == c.state+1:
 		c.sum, c.extra = 0, int64(c.sum)
 	default:
@@ -170,7 +176,8 @@ func (c *counter) bounds(l *ratelimit.Limit) {
 	c.begins, c.ends = l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
 }
 
-// used is the usage that counts against the limit now.
+// used is the usage that counts against the limit now: of the previous window, the part that the last period still
+// covers, rounded up.
 func (c *counter) used(now ledgerTime, l *ratelimit.Limit) tokens {
 	weighted := tokens(0)
 	if l.Algorithm == ratelimit.SlidingWindow && c.extra > 0 {
@@ -205,7 +212,7 @@ func weighsAtMost(n, room, period uint64) uint64 {
 	return at
 }
 
-// ceilMulDiv is a x b / c, rounded up, for b <= c.
+// ceilMulDiv is a x b / c, rounded up, for b <= c. Div64 would panic if b were above c.
 func ceilMulDiv(a, b, c uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	q, r := bits.Div64(hi, lo, c)
@@ -235,6 +242,7 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	return now
 }
 
+// drain takes tokens from a bucket, also below 0: that is debt.
 func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
 }

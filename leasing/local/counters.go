@@ -9,6 +9,8 @@ import (
 )
 
 // counters is a bounded table of counters, for keys that this node alone decides about. It is safe for concurrent use.
+// Each key is decided under the lock of its shard. No call holds two shards' locks, except before, which may lock one
+// of another table.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -18,9 +20,11 @@ type counters struct {
 }
 
 type counterShard struct {
-	mu    sync.Mutex
-	keys  *keytable.Table[counter]       // guarded by mu
-	taken map[keytable.ID]*account.Slots // guarded by mu; of keys under a concurrency limit
+	mu   sync.Mutex
+	keys *keytable.Table[counter] // guarded by mu
+	// taken has the slots of keys under a concurrency limit, which are outside of the arena: their number varies.
+	// Guarded by mu.
+	taken map[keytable.ID]*account.Slots
 	// dropped is the time of the last drop of a key with an ended window: a clock that goes back to before it must
 	// not grant that window again. Guarded by mu.
 	dropped ledgerTime
@@ -77,6 +81,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	// The key is new, and needs no counter, unless it shares a budget.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := p.before(a)
+		// It must go to the shared budget, which the key has used while it was not tracked.
 		if a.Kind != ratelimit.Peek && now < fresh.dead(a.Rule.Limit.Algorithm) {
 			return false
 		}
@@ -92,7 +97,8 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
-// there is no room.
+// there is no room. A rule may have another algorithm after a reload. Then the key's usage goes on if both count in
+// windows.
 func (p *counters) enter(
 	s *counterShard, now ledgerTime, id keytable.ID, c *counterCell, a *ask,
 ) (ledgerTime, *counterCell) {
@@ -121,7 +127,8 @@ func windowed(a ratelimit.Algorithm) bool {
 	return a == ratelimit.FixedWindow || a == ratelimit.SlidingWindow
 }
 
-// begin makes room for an ask's new key; nil: there is none.
+// begin makes room for an ask's new key; nil: there is none. The key continues the usage of the budget that it may have
+// shared until now.
 func (p *counters) begin(s *counterShard, now ledgerTime, id keytable.ID, a *ask) *counterCell {
 	c := p.add(s, now, id, a.Key, a.Rule.Limit.Algorithm)
 	if c != nil {
@@ -194,7 +201,7 @@ func (p *counters) len() (n int) {
 	return n
 }
 
-// walk visits all keys, a bounded number of them under one lock.
+// walk visits all keys, a bounded number of them under one lock. Others can add and remove keys between two steps.
 func (p *counters) walk(see func(*counterShard, *counterCell)) {
 	for i := range p.shards {
 		s := &p.shards[i]
@@ -214,7 +221,7 @@ type limitNotes struct {
 	limits  []tokens
 }
 
-// mostNotes bounds them, because clients can send limits. Further limits have no number.
+// mostNotes bounds them, because clients can send limits. Further limits have no number. 0 stands for them.
 const mostNotes = 1 << 12
 
 func (n *limitNotes) note(limit tokens) uint16 {

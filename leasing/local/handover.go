@@ -60,8 +60,9 @@ type Account struct {
 	Limit        ratelimit.Tokens // for views; 0: unknown
 }
 
-// TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
-// there is none, or one without meaning.
+// TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if there
+// is none, or one without meaning. A key of an ended window is removed, and not sent. Its time of removal is kept
+// (dropped), so that a step back of the clock does not grant the window again.
 func (l *Limiter) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) {
 	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
@@ -101,6 +102,7 @@ func (l *Limiter) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratel
 			return false
 		}
 	}
+	// Only accounts of a mode with owners move.
 	c.Mark, c.Note = c.Mark|isOwned, l.tracked.limits.note(x.Limit)
 	bucket := x.Algorithm == ratelimit.TokenBucket
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
@@ -110,6 +112,7 @@ func (l *Limiter) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratel
 	} else if bucket {
 		both.mergeBucket(&other)
 	} else {
+		// A sliding window has more to merge than a fixed one, and its number is larger.
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 		both.merge(&other, algorithmOf(c))
 	}
@@ -135,6 +138,7 @@ func (x *Account) counter(lag ledgerTime) counter {
 // one of the clocks, and otherwise the charges of the newer one are lost.
 func (c *counter) merge(other *counter, a ratelimit.Algorithm) {
 	if c.state < other.state {
+		// c has the newer window from here on.
 		*c, *other = *other, *c
 	}
 	switch windows := c.state - other.state; {

@@ -13,12 +13,15 @@ import (
 //
 // When more keys are in use than it may track, the untracked keys of a rule share OverflowSlots budgets, each as large
 // as the limit. They may be refused early, and are never admitted beyond the limit. When even these budgets have no
-// room, it refuses.
+// room, it refuses. With evictions, a client could cycle keys and get each limit again. With refusals, one could lock
+// out all new keys (docs/adr, decision 3).
 type Limiter struct {
 	tracked  *counters
 	overflow *counters
-	offset   atomic.Int64 // of the wall clock's nanoseconds from an Instant's
-	shared   atomic.Uint64
+	// offset is from an Instant's nanoseconds to those of the wall clock. It is atomic, because decisions read it
+	// without a lock.
+	offset atomic.Int64
+	shared atomic.Uint64
 }
 
 // KeyBytes is the maximum bytes of a key, for MAX_KEYS. It is the worst case that a client can cause with longer and
@@ -59,7 +62,8 @@ func (l *Limiter) SyncClock(now ratelimit.Instant, wall time.Time) {
 	l.offset.Store(wall.UnixNano() - int64(now))
 }
 
-// Decide implements [ratelimit.Limiter]. It never blocks.
+// Decide implements [ratelimit.Limiter]. It never blocks. A key without room in the table is decided by a budget that
+// it shares.
 func (l *Limiter) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	at := l.LedgerNow(now)
 	for i := range asks {
@@ -81,10 +85,13 @@ func (l *Limiter) DecideShare(now ratelimit.Instant, a *ratelimit.Ask, nodes int
 // UndoShare takes back its charge.
 func (l *Limiter) UndoShare(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, nodes int) {
 	own, at := *a, *v
+	// The verdict is a fallback's for its caller, and for this limiter it is one of its own.
 	own.Rule, at.Source = a.Rule.LocalShare(nodes), ratelimit.FromLease
 	l.Undo(now, []ask{own}, []verdict{at})
 }
 
+// decideOverflow decides an ask by a budget that its key shares with other keys of the rule. If even that has no room,
+// it refuses.
 func (l *Limiter) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
 	if a.OfSlot() { // its slots would not be found again

@@ -11,7 +11,8 @@ import (
 
 // Views of a Limiter, and corrections.
 
-// Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
+// Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing. A key that is not tracked may
+// have used a shared budget, which is shown then.
 func (l *Limiter) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: ratelimit.KeyName(a.Key)}
 	at := l.LedgerNow(now)
@@ -32,7 +33,7 @@ func (l *Limiter) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.As
 	return v
 }
 
-// look is the counter at this time.
+// look is the counter at this time. It decides a peek about a copy, so that a look moves no window.
 func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook {
 	copied, v := *c, verdict{}
 	copied.decide(now, &ask{Rule: r, Kind: ratelimit.Peek}, &v)
@@ -43,6 +44,7 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 	case r.Limit.Algorithm == ratelimit.TokenBucket:
 		free = tokens((copied.state - account.Micro + 1) / account.Micro) // debt, rounded up
 	default:
+		// With debt it is below 0, which Remaining never is.
 		free = limit - copied.used(now, &r.Limit)
 	}
 	return &ratelimit.AccountLook{Window: v.Window, Limit: limit, Free: free, Charged: limit - free}
@@ -74,7 +76,7 @@ func (l *Limiter) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 // Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
 func (l *Limiter) Drop(context.Context, ratelimit.Instant, []byte) (bool, error) { return false, nil }
 
-// Reset implements [ratelimit.Inspector].
+// Reset implements [ratelimit.Inspector]. A budget that is shared with other keys is not reset: ErrFull.
 func (l *Limiter) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)

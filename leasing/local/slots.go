@@ -23,6 +23,7 @@ const slotsForKey = 4
 // roomForSlots reports whether there is room for a slot. A full part drops its ended slots: once a second at most,
 // because that visits all keys.
 func (s *counterShard) roomForSlots(now ledgerTime) bool {
+	// A single key can have MaxConcurrency slots, also in a small table.
 	most := max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))
 	if s.slots >= most && now.Sub(s.swept) >= time.Second {
 		s.swept, s.slots = now, 0
@@ -53,7 +54,8 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 	return true
 }
 
-// undoSlot gives back the slot that an ask took.
+// undoSlot gives back the slot that an ask took. math.MinInt64 as the time: an undo must not drop ended slots, because
+// it has no time.
 func (p *counters) undoSlot(a *ask) {
 	back, v := *a, verdict{}
 	back.Kind = ratelimit.Release
@@ -64,6 +66,7 @@ func (p *counters) undoSlot(a *ask) {
 	}
 }
 
+// decideSlots answers an ask by the slots of its key, and has the table keep the key until all have ended.
 func (s *counterShard) decideSlots(now ledgerTime, c *counterCell, a *ask, v *verdict) {
 	taken := s.taken[c.ID()]
 	if taken == nil {

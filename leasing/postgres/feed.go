@@ -24,15 +24,20 @@ const (
 	feedLife = `f.life || '-' || ` + life + ` || '-' || extract(epoch FROM pg_postmaster_start_time())`
 	feedNow  = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
 
+	// Several nodes can begin the feed: the first row counts.
 	beginFeedSQL = `INSERT INTO sluice_feed (prefix, life, place, top)
 VALUES ($1, md5(random()::text || clock_timestamp()::text), 0, 0) ON CONFLICT DO NOTHING`
+	// As in readSQL, there is a row for the life without any record.
 	sinceSQL = `SELECT ` + feedLife + `, ` + feedNow + `, r.key, r.version, r.ends, r.value, r.place
 FROM sluice_feed f LEFT JOIN (
   SELECT * FROM sluice_table WHERE prefix = $1 AND place > $2 ORDER BY prefix, place LIMIT $3
 ) r ON true WHERE f.prefix = $1 ORDER BY r.place`
+	// The lock on the feed's row makes changes one after the other: places are committed in order, and readers miss
+	// none.
 	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top
 FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
-	isSQL  = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
+	isSQL = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
+	// A record that is not above the present one changes nothing: it keeps the present one's place.
 	putSQL = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place)
 SELECT $1, c.key, c.version, c.ends, c.value, $2 + c.n
 FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bytea[]) WITH ORDINALITY c(key, version, ends, value, n)
@@ -40,15 +45,17 @@ ON CONFLICT (prefix, key) DO UPDATE SET version = excluded.version, ends = exclu
   place = excluded.place
 WHERE (excluded.version, excluded.ends, excluded.value) > (t.version, t.ends, t.value)`
 	placeSQL = `UPDATE sluice_feed SET place = $2, top = greatest(top, $3) WHERE prefix = $1`
-	dropSQL  = `DELETE FROM sluice_table t USING unnest($2::bytea[], $3::bigint[]) c(key, version)
+	// A record with another version has changed meanwhile, and stays.
+	dropSQL = `DELETE FROM sluice_table t USING unnest($2::bytea[], $3::bigint[]) c(key, version)
 WHERE t.prefix = $1 AND t.key = c.key AND t.version = c.version`
 )
 
-// Since implements [table.Store].
+// Since implements [table.Store]. In another life than the caller's, it begins with the first place.
 func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p table.Page, err error) {
 	if !f.prepared.Load() {
 		return p, errUnprepared
 	}
+	// The second attempt finds the row, this node's or another's.
 	for p.Life == "" {
 		p, err = f.since(ctx, after, n)
 		if err == nil && p.Life == "" {
@@ -64,7 +71,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	return p, nil
 }
 
-// since reads one page, in any life; "": there is none yet.
+// since reads one page, in any life; "": there is none yet. n records may be all, and More then costs one empty page.
 func (f Feed) since(ctx context.Context, after int64, n int) (p table.Page, err error) {
 	rows, err := f.pool.Query(ctx, sinceSQL, f.prefix, after, n)
 	if err != nil {
@@ -90,7 +97,7 @@ func recordOf(key []byte, version, ends int64, value []byte) table.Record {
 	}
 }
 
-// feed is the state of the table, in a transaction that has its lock.
+// feed is the state of the table, in a transaction that has its lock. place and top are as read, until put.
 type feed struct {
 	tx         pgx.Tx
 	prefix     string
@@ -98,13 +105,15 @@ type feed struct {
 	place, top int64
 }
 
-// locked does something with the table that no other node changes meanwhile, in a life.
+// locked does something with the table that no other node changes meanwhile, in a life. The transaction ends with do:
+// its error takes all changes back.
 func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) error {
 	if !f.prepared.Load() {
 		return errUnprepared
 	}
 	err := pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
 		x, is := feed{tx: tx, prefix: f.prefix}, ""
+		// It waits for the changes of other nodes.
 		err := tx.QueryRow(ctx, lockFeedSQL, f.prefix).Scan(&is, &x.now, &x.place, &x.top)
 		if errors.Is(err, pgx.ErrNoRows) || err == nil && is != life {
 			return table.ErrLife
@@ -120,7 +129,8 @@ func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) err
 	return nil
 }
 
-// put merges records.
+// put merges records. A record gets a place also if it loses against the one that is there. Gaps between places do no
+// harm.
 func (x *feed) put(ctx context.Context, records []table.Record) error {
 	n := len(records)
 	keys, values := make([][]byte, n), make([][]byte, n)
@@ -139,7 +149,7 @@ func (x *feed) put(ctx context.Context, records []table.Record) error {
 	return x.tx.SendBatch(ctx, &b).Close()
 }
 
-// Merge implements [table.Store].
+// Merge implements [table.Store]. All of them are one transaction, and their places follow each other.
 func (f Feed) Merge(ctx context.Context, life string, records []table.Record) error {
 	return f.locked(ctx, life, func(x *feed) error { return x.put(ctx, records) })
 }
@@ -156,7 +166,7 @@ func (f Feed) Drop(ctx context.Context, life string, records []table.Record) err
 	})
 }
 
-// Set implements [table.Store].
+// Set implements [table.Store]. The version is above all earlier ones, also of records that were dropped.
 func (f Feed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {

@@ -9,7 +9,8 @@ import (
 )
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
-// Older ones are deleted.
+// Older ones are deleted. All times are the server's, so the clocks of nodes do not matter. The batch is one
+// transaction.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {
@@ -38,7 +39,8 @@ WHERE prefix = $1`, s.prefix).Query(func(rows pgx.Rows) error {
 	return nil
 }
 
-// Durable reports whether commits survive a crash of the server.
+// Durable reports whether commits survive a crash of the server. Without full_page_writes, a crash of the machine can
+// tear a page, and lose rows that were committed earlier.
 func (s *Store) Durable(ctx context.Context) (yes bool, err error) {
 	err = s.pool.QueryRow(ctx, `SELECT current_setting('synchronous_commit') <> 'off'
   AND current_setting('fsync') <> 'off' AND current_setting('full_page_writes') <> 'off'`).Scan(&yes)

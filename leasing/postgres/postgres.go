@@ -21,8 +21,9 @@ import (
 
 // Store is a database. It is safe for concurrent use. Each call blocks at most until its context is done.
 type Store struct {
-	pool     *pgxpool.Pool
-	prefix   string
+	pool   *pgxpool.Pool
+	prefix string
+	// prepared means that the tables are those of this release. It never becomes false again.
 	prepared atomic.Bool
 }
 
@@ -40,10 +41,12 @@ func Open(rawURL, prefix string) (*Store, error) {
 	if !strings.Contains(rawURL, "pool_max_conns") {
 		c.MaxConns = 10
 	}
+	// The first requests after a pause must not wait for a connection.
 	c.MinConns = min(c.MaxConns, 4)
 	if c.ConnConfig.ConnectTimeout == 0 { // the pool waits two minutes for a host before it tries the next one
 		c.ConnConfig.ConnectTimeout = connectTime
 	}
+	// With several hosts, only the primary takes writes. Others are passed over.
 	if len(c.ConnConfig.Fallbacks) > 0 && c.ConnConfig.ValidateConnect == nil {
 		c.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
@@ -58,10 +61,12 @@ func Open(rawURL, prefix string) (*Store, error) {
 		"plan_cache_mode": "force_generic_plan",
 	}
 	for name, value := range defaults {
+		// A setting of the URL counts.
 		if c.ConnConfig.RuntimeParams[name] == "" {
 			c.ConnConfig.RuntimeParams[name] = value
 		}
 	}
+	// Each connection reads the identity of its server once, before its first use.
 	c.AfterConnect = named
 	pool, err := pgxpool.NewWithConfig(context.Background(), c)
 	if err != nil {
@@ -70,7 +75,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return &Store{pool: pool, prefix: prefix}, nil
 }
 
-// withoutSecret removes a URL, which may contain a password.
+// withoutSecret removes a URL, which may contain a password. pgx has it in the text "cannot parse `URL`: reason".
 func withoutSecret(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -83,7 +88,8 @@ func withoutSecret(err error) error {
 }
 
 // named reads the identity of a connection's server, which stays the same during the connection. If a crash may lose
-// commits, each start of the server has another identity.
+// commits, each start of the server has another identity. It is read once for a connection, because pg_control_system
+// reads a file of the server.
 func named(ctx context.Context, c *pgx.Conn) error {
 	_, err := c.Exec(ctx, `SELECT set_config('sluice.server', (SELECT system_identifier FROM pg_control_system()) ||
   CASE WHEN current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off'
@@ -91,11 +97,12 @@ func named(ctx context.Context, c *pgx.Conn) error {
 	return err
 }
 
-// life is the life of the data: the server's, and its timeline, which a promotion changes.
+// life is the life of the data: the server's, and its timeline, which a promotion changes. The timeline is the first
+// eight digits of the name of the current WAL file. A standby has none and answers with an error, so it is never read.
 const life = `current_setting('sluice.server') || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)`
 
 // Prepare connects, and migrates the tables to this release. Call it until it returns nil, before the store is used.
-// Until then all other calls fail.
+// Until then all other calls fail. It makes the partitions of the near future, too.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
@@ -113,12 +120,14 @@ func (s *Store) Prepare(ctx context.Context) error {
 
 var errUnprepared = errors.New("postgres: the tables are not verified yet")
 
-// Ping asks whether the server answers.
+// Ping asks whether the server answers. It uses a connection of the pool, so it also shows a pool that is used up.
 func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }
 
 // Close ends all connections. It waits for calls in progress.
 func (s *Store) Close() { s.pool.Close() }
 
+// readSQL returns at least one row, for the time and the life, also without keys. A record that is missing has NULLs.
+// The names and ends of accounts are one argument each, so that there is one statement for any number of them.
 const readSQL = `SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, ` + life + `, a.version, a.data
 FROM (SELECT 1) one
 LEFT JOIN unnest($1::text[], $2::bigint[]) WITH ORDINALITY k(name, over, n) ON true
@@ -150,6 +159,7 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	}); err != nil {
 		return x, fmt.Errorf("postgres: %w", err)
 	}
+	// Without keys, the only row is no record.
 	x.Records = x.Records[:min(len(keys), len(x.Records))]
 	return x, nil
 }
@@ -157,16 +167,20 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 // What is changed, and what is new, of one partition, which is named: through the table of all, PostgreSQL would open
 // each partition for each message. Most messages need only one of the two statements.
 const (
+	// In another life, the condition holds for no row: none is written, and no name is returned.
 	rowsSQL = ` FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[])
   c(name, over, version, until, data) WHERE ` + life + ` = $1`
 	changeSQL = `UPDATE %s a SET version = a.version + 1, until = c.until, data = c.data` + rowsSQL + `
   AND a.name = c.name AND a.over = c.over AND a.version = c.version RETURNING a.name`
+	// A new row's version is the time, so that a row that was dropped and made again never has an old one. Where
+	// another node was faster, the row stays as it is.
 	addSQL = `INSERT INTO %s (name, over, version, until, data)
 SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, until, data` + rowsSQL + `
 ON CONFLICT DO NOTHING RETURNING name`
 )
 
-// Write implements [account.Store]. It makes all changes in one transaction.
+// Write implements [account.Store]. It makes all changes in one transaction. If a partition was missing, none of the
+// changes was made, and the second try makes all.
 func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
 	if !s.prepared.Load() {
 		return nil, errUnprepared
@@ -184,6 +198,8 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 // noPartition is PostgreSQL's code for a missing table: undefined_table.
 const noPartition = "42P01"
 
+// write makes changes in one batch. They are grouped by statement: the partition, and whether they are new. Each
+// statement returns the names of the rows that it wrote.
 func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
 	made, tried := make([]bool, len(changes)), map[string]int{}
 	all := map[string]*rows{} // by their statements
@@ -197,6 +213,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 		if c.Version == 0 {
 			sql = addSQL
 		}
+		// The name of a partition has no other source than a number.
 		sql, tried[c.Name] = fmt.Sprintf(sql, partitionName(partitionOf(c.Over))), i
 		if all[sql] == nil {
 			all[sql] = &rows{}
@@ -208,6 +225,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	for _, sql := range slices.Sorted(maps.Keys(all)) {
 		r := all[sql]
 		b.Queue(sql, inLife, r.names, r.overs, r.versions, r.untils, r.data).Query(func(rows pgx.Rows) error {
+			// The names of the rows that were written. The others had another version, or the life was another one.
 			names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			for _, name := range names {
 				made[tried[name]] = true
@@ -221,7 +239,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// rows are what one statement writes.
+// rows are what one statement writes. Its slices are the columns of the statement's arguments.
 type rows struct {
 	names                   []string
 	overs, versions, untils []int64
@@ -239,7 +257,7 @@ const mostPayload = 7999
 
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
-// Listen implements [account.Messenger].
+// Listen implements [account.Messenger]. A channel has one node, and a notification one name.
 func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), received func(name string)) error {
 	// A separate connection: it waits for ever, and the pool would lack it.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
@@ -247,6 +265,7 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 		return err
 	}
 	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	// ready is called after this: from here on, PostgreSQL keeps notifications for the connection.
 	if _, err := c.Exec(ctx, "LISTEN "+pgx.Identifier{channelOf(node)}.Sanitize()); err != nil {
 		return err
 	}
@@ -276,7 +295,8 @@ func within[T any](ctx context.Context, d time.Duration, do func(context.Context
 	return do(ctx)
 }
 
-// Send implements [account.Messenger], by notifications.
+// Send implements [account.Messenger], by notifications. A longer name is left out: PostgreSQL would refuse all of
+// them.
 func (s *Store) Send(ctx context.Context, all map[ratelimit.Holder][]string) error {
 	var channels, names []string
 	for node, some := range all {

@@ -12,16 +12,19 @@ import (
 //go:embed schema.sql
 var schemaSQL string
 
-// migrations lead from schema version i to version i+1. They never change: a release adds one.
+// migrations lead from schema version i to version i+1. They never change: a release adds one. The version in the table
+// is their number, so 0 is an empty database.
 var migrations = []string{schemaSQL, feedSQL}
 
 // ErrSchema means that the tables belong to a later release.
 var ErrSchema = errors.New("the tables of Sluice in this database belong to a later release")
 
-// lockSchema is the advisory lock of schema changes, and lockSweep that of drops.
+// lockSchema is the advisory lock of schema changes, and lockSweep that of drops. The upper digits are "sluice" in
+// ASCII, so that locks of other programs are other numbers.
 const lockSchema, lockSweep = 0x736c75696365 << 8, 0x736c75696365<<8 + 1
 
-// migrate brings the schema to this release. Nodes that start together take turns.
+// migrate brings the schema to this release. Nodes that start together take turns. All of it is one transaction: a node
+// that ends in its middle leaves the old version.
 func migrate(ctx context.Context, c *pgx.Conn) error {
 	return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {

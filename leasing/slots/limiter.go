@@ -35,13 +35,15 @@ type Limiter struct {
 	part   func(key string) int // of the ledger; nil: it has one
 	clock  ratelimit.Clock
 	hash   keytable.Hasher
-	lanes  []slotLane
-	stats  slotStats
+	// lanes are those of the parts, or slotLanes of one part.
+	lanes []slotLane
+	stats slotStats
 }
 
 // slotStats counts the work of a Limiter.
 type slotStats struct {
-	failed    atomic.Uint64 // messages
+	// failed counts messages of which no ask was answered.
+	failed    atomic.Uint64
 	time      ratelimit.Distribution
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64
 }
@@ -71,10 +73,12 @@ type slotLane struct {
 	ended  bool        // guarded by mu: gives are tried no more
 }
 
-// slotCall is an ask.
+// slotCall is an ask. A call belongs to a caller, which waits for done, and to a lane. The caller's wait can end first:
+// then mu decides whether the ask still leaves.
 type slotCall struct {
 	account.SlotAsk
-	till ratelimit.Instant // end of the slot, as far as it is taken now
+	// till is the end of the slot, as far as it is taken now. After it, a give has nothing to give back.
+	till ratelimit.Instant
 	done chan struct{}
 
 	mu     sync.Mutex
@@ -92,12 +96,14 @@ func New(ledger account.SlotLedger, alone *local.Limiter, clock ratelimit.Clock)
 	}
 	lanes := slotLanes
 	if p, ok := ledger.(account.Partitioned); ok && p.Partitions() > 1 {
+		// All asks of a key are about one slot set, and so in one part.
 		f.part, lanes = p.Partition, p.Partitions()
 	}
 	f.lanes = make([]slotLane, lanes)
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.Options = lane.Options{
+			// One message of a lane is in flight at a time. So the order of a lane's asks is the order at the ledger.
 			Size: mostSlotQueue, Patient: mostGives, Flights: func() int { return 1 }, Clock: clock,
 			After: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 		}
@@ -106,6 +112,7 @@ func New(ledger account.SlotLedger, alone *local.Limiter, clock ratelimit.Clock)
 	return f
 }
 
+// lane is the lane of a key. All asks of a key are in one lane, so its take and its give are never in flight together.
 func (f *Limiter) lane(key string) *slotLane {
 	if f.part != nil {
 		return &f.lanes[f.part(key)]
@@ -113,7 +120,8 @@ func (f *Limiter) lane(key string) *slotLane {
 	return &f.lanes[f.hash.Of([]byte(key))%slotLanes]
 }
 
-// Decide implements [ratelimit.Limiter].
+// Decide implements [ratelimit.Limiter]. All asks leave before the first wait. One timer bounds the wait for all of
+// them, by the longest deadline of the rules.
 func (f *Limiter) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
@@ -142,7 +150,8 @@ func (f *Limiter) Decide(
 	}
 }
 
-// begin sends an ask. It returns nil if the ask is decided.
+// begin sends an ask. It returns nil if the ask is decided. The lane keeps a give until the ledger answers, so
+// on_store_failure decides nothing about it.
 func (f *Limiter) begin(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) *slotCall {
 	c := slotCallOf(now, a)
 	switch {
@@ -150,6 +159,7 @@ func (f *Limiter) begin(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Ve
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		return nil
 	case c.Op == account.SlotGive:
+		// The slot may have been taken in an outage, from this node's own budget.
 		f.Alone.DecideShare(now, a, f.Nodes())
 		f.give(a, c)
 		return c
@@ -166,13 +176,16 @@ func (f *Limiter) begin(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Ve
 	return nil
 }
 
+// slotCallOf is the call of an ask. Its key is the ledger's name, and its end counts from now: the ledger's may be a
+// little later.
 func slotCallOf(now ratelimit.Instant, a *ratelimit.Ask) *slotCall {
 	c := &slotCall{SlotAsk: account.SlotAskOf(a), done: make(chan struct{})}
 	c.Key, c.till = ratelimit.KeyName(a.Key), now.Add(c.TTL)
 	return c
 }
 
-// give gives a slot back at the ledger.
+// give gives a slot back at the ledger. A give is patient: it leaves with the next message of the lane, or after its
+// wait.
 func (f *Limiter) give(a *ratelimit.Ask, c *slotCall) {
 	if !f.lane(c.Key).Later(c, lane.GatherFor(a.Rule)) {
 		c.finish(account.SlotAnswer{Err: errGives})
@@ -181,7 +194,7 @@ func (f *Limiter) give(a *ratelimit.Ask, c *slotCall) {
 
 var errGives = errors.New("too many slots are to be given back: this one comes back when its time is over")
 
-// finish wakes the caller. The first answer counts.
+// finish wakes the caller. The first answer counts. A give that is tried again has finished for its caller before.
 func (c *slotCall) finish(answer account.SlotAnswer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,6 +208,7 @@ func (c *slotCall) finish(answer account.SlotAnswer) {
 func (f *Limiter) end(ctx context.Context, now ratelimit.Instant, c *slotCall, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	c.mu.Lock()
 	answer, ended, sent := c.answer, c.ended, c.sent
+	// A take that has not left by now never leaves (leaves).
 	c.gone = !sent
 	c.mu.Unlock()
 	if ended && answer.Err == nil {
@@ -215,11 +229,13 @@ func (f *Limiter) end(ctx context.Context, now ratelimit.Instant, c *slotCall, a
 	}
 }
 
-// fail decides without the ledger, by the rule's on_store_failure.
+// fail decides without the ledger, by the rule's on_store_failure. An admission under open has the number of its slot,
+// so that its end gives back what a late take may have taken.
 func (f *Limiter) fail(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, why ratelimit.FallbackReason) {
 	f.stats.fallbacks[why].Add(1)
 	*v = ratelimit.Verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
+	// Without the number of taken slots, a peek passes.
 	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
 	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek: // a slot to give back is kept
 		v.Charged = min(a.Cost, 1)
@@ -233,7 +249,7 @@ func (f *Limiter) fail(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Ver
 	v.Source, v.Reason = ratelimit.FromFallback, why
 }
 
-// settle settles the asks of a batch in one message, gives first.
+// settle settles the asks of a batch in one message, gives first: then takes of the same message find their slots free.
 func (f *Limiter) settle(l *slotLane, all []*slotCall) {
 	sent := f.clock()
 	all = slices.DeleteFunc(all, func(c *slotCall) bool { return !c.leaves(sent) })
@@ -260,6 +276,7 @@ func (f *Limiter) settle(l *slotLane, all []*slotCall) {
 	for i, c := range all {
 		c.finish(answers[i])
 		err := answers[i].Err
+		// A record of another release stays as it is, however often a give is tried.
 		if c.Op == account.SlotGive && err != nil && !errors.Is(err, account.ErrRecord) {
 			failed = append(failed, c)
 		}
@@ -268,7 +285,8 @@ func (f *Limiter) settle(l *slotLane, all []*slotCall) {
 }
 
 // again keeps failed gives, as far as there is room, and tries them again later. Other slots come back when their time
-// is over.
+// is over. A timer runs while there are any. It calls again without new ones, which starts the next timer if some are
+// left.
 func (l *slotLane) again(clock ratelimit.Clock, gives []*slotCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -293,9 +311,10 @@ func (l *slotLane) again(clock ratelimit.Clock, gives []*slotCall) {
 	})
 }
 
-// retryLocked puts some failed gives into the queue again.
+// retryLocked puts some failed gives into the queue again. They wait for no others: they have waited before.
 func (l *slotLane) retryLocked(n int) {
 	for _, c := range l.failed[:n] {
+		// If the queue is full, the slot comes back when its time is over.
 		l.Later(c, 0)
 	}
 	l.failed = slices.Delete(l.failed, 0, n)
@@ -313,7 +332,7 @@ func (c *slotCall) leaves(now ratelimit.Instant) bool {
 	return c.sent
 }
 
-// judge notes whether the ledger has answered any ask of a message.
+// judge notes whether the ledger has answered any ask of a message. An error of the record is an answer, too.
 func (f *Limiter) judge(l *slotLane, answers []account.SlotAnswer) {
 	for i := range answers {
 		err := answers[i].Err
@@ -327,7 +346,7 @@ func (f *Limiter) judge(l *slotLane, answers []account.SlotAnswer) {
 	f.OnFailure(answers[0].Err)
 }
 
-// Undo implements [ratelimit.Limiter]. It does not wait for the ledger.
+// Undo implements [ratelimit.Limiter]. It does not wait for the ledger: another limit has refused the request already.
 func (f *Limiter) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		a := asks[i]
@@ -367,6 +386,7 @@ func (f *Limiter) Reset(ctx context.Context, _ ratelimit.Instant, a *ratelimit.A
 	return f.ask(ctx, a, account.SlotClear).Err
 }
 
+// ask sends one operation by itself, in the caller's time, for views and resets.
 func (f *Limiter) ask(ctx context.Context, a *ratelimit.Ask, op account.SlotOp) account.SlotAnswer {
 	asks, answers := []account.SlotAsk{account.SlotAskOf(a)}, make([]account.SlotAnswer, 1)
 	asks[0].Key, asks[0].Op = ratelimit.KeyName(a.Key), op
@@ -381,6 +401,7 @@ func (f *Limiter) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i := range f.lanes {
 		l := &f.lanes[i]
+		// It closes the breaker, so that the last gives leave.
 		l.Success()
 		l.mu.Lock()
 		l.ended = true

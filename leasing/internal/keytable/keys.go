@@ -17,7 +17,8 @@ type keys struct {
 	room [mostGrains + 1]uint32
 }
 
-// page is 128 grains. Free places are a list through their first byte.
+// page is 128 grains. Free places are a list through their first byte. A page of keys of one length has no gaps between
+// its places, and needs no lengths. Its list is that of room[grains], unless it is full.
 type page struct {
 	bytes      *[pageGrains * grain]byte
 	next, prev uint32 // pages of the same list, plus 1
@@ -43,7 +44,8 @@ func (k *keys) bytes(number uint32) []byte {
 	return p.bytes[at : at+uint32(p.grains)*grain]
 }
 
-// add finds a place for a key's bytes, and returns its number.
+// add finds a place for a key's bytes, and returns its number. Keys of one length share pages. Removed places are used
+// first.
 func (k *keys) add(a *Arena, key []byte) uint32 {
 	n := grainsFor(len(key))
 	if k.room[n] == 0 {
@@ -59,6 +61,7 @@ func (k *keys) add(a *Arena, key []byte) uint32 {
 		p.used += n
 	}
 	p.live++
+	// A page in a list of room always has some.
 	if p.free == 0 && p.used+n > pageGrains {
 		k.unlink(number, n) // it is full
 	}
@@ -80,7 +83,8 @@ func (k *keys) begin(a *Arena, n uint8) {
 	k.link(number-1, n)
 }
 
-// remove frees a place.
+// remove frees a place. An empty page goes to the list of all lengths, and a page that was full returns to that of its
+// own.
 func (k *keys) remove(number uint32) {
 	of, at := number/pageGrains, uint8(number%pageGrains)
 	p := &k.pages[of]
@@ -138,7 +142,7 @@ type Arena struct {
 }
 
 // blocks are the operating system's memory. They are separate from the arena, which must be unreachable when they are
-// given back.
+// given back. The cleanup of the arena holds them, and would keep the arena alive if it held that.
 type blocks struct{ all [][]byte }
 
 // Blocks double from firstBlock to mostBlock, so that a small table takes little, and a large one has few blocks.
@@ -166,7 +170,8 @@ func (a *Arena) Size() int {
 	return a.taken
 }
 
-// take returns n zero bytes. Like make, it panics if the system has no more.
+// take returns n zero bytes. Like make, it panics if the system has no more. Returned memory of another size is not
+// divided: sizes are few (sizes), and each is used again soon.
 func (a *Arena) take(n int) unsafe.Pointer {
 	n = (n + line - 1) / line * line
 	a.mu.Lock()
@@ -177,6 +182,7 @@ func (a *Arena) take(n int) unsafe.Pointer {
 		clear(unsafe.Slice((*byte)(p), n))
 		return p
 	}
+	// The rest of the last block is left unused. Its pages were never touched, and take no memory.
 	if len(a.rest) < n {
 		a.rest = fromSystem(max(a.next, n))
 		keepSmall(a.rest)

@@ -20,6 +20,7 @@ const mostDepth = 24
 // safe for concurrent use.
 type Table[T any] struct {
 	arena *Arena
+	// Several prefixes can lead to one segment, which has fewer bits in common than the directory has.
 	dir   []*segment[T] // by the first depth bits of a prefix
 	depth uint8
 	size  int
@@ -28,7 +29,8 @@ type Table[T any] struct {
 	hand  hand
 }
 
-// hand is the position of the search for a dead key in a full table.
+// hand is the position of the search for a dead key in a full table. It goes on from where the last search ended, so
+// that all keys have their turn.
 type hand struct {
 	prefix uint32
 	at     int
@@ -57,13 +59,14 @@ func (t *Table[T]) segment(prefix uint32) *segment[T] { return t.dir[prefix>>(32
 func (t *Table[T]) Get(id ID) *Cell[T] { return t.segment(id.prefix()).get(id) }
 
 // Add makes a cell for a new key, or returns nil if the table is full of live keys. Before a segment grows, Add drops
-// its dead keys, as reported by dead. In a full table, it checks some keys. The key must have at most MaxKeyLen
-// bytes.
+// its dead keys, as reported by dead. In a full table, it checks some keys. The key must have at most MaxKeyLen bytes.
+// dead is called for keys in the table, and must not change it. The key must not be in the table.
 func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	if t.size >= t.limit && !t.evict(dead) {
 		return nil
 	}
 	s := t.segment(id.prefix())
+	// A segment that is split may leave all keys in one half, which is then full as well.
 	for s.size >= full(len(s.tags)) {
 		if t.purge(s, dead) {
 			break
@@ -80,7 +83,8 @@ func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	return c
 }
 
-// purge drops the dead keys of a segment, and reports whether they are at least an eighth: then it need not grow.
+// purge drops the dead keys of a segment, and reports whether they are at least an eighth: then it need not grow. With
+// less room, the next few keys would purge again.
 func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
 	for at := 0; at < len(s.tags); {
 		if s.tags[at] != 0 && dead(&s.cells[at]) {
@@ -92,7 +96,8 @@ func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
 	return s.size <= full(len(s.tags))*7/8
 }
 
-// grow makes room for a full segment: a larger one, or two.
+// grow makes room for a full segment: a larger one, or two. It is false only for keys whose hashes have mostDepth bits
+// in common, which random hashes do not have.
 func (t *Table[T]) grow(s *segment[T], prefix uint32) bool {
 	if len(s.tags) < SegmentCells {
 		t.put(prefix, t.copied(s, s.depth, func(ID) bool { return true }))
@@ -102,6 +107,7 @@ func (t *Table[T]) grow(s *segment[T], prefix uint32) bool {
 	if s.depth == mostDepth {
 		return false
 	}
+	// The directory doubles: each entry leads to where its half did before.
 	if s.depth == t.depth {
 		dir := make([]*segment[T], 2*len(t.dir))
 		for i := range dir {
@@ -135,7 +141,8 @@ func (t *Table[T]) copied(s *segment[T], depth uint8, wanted func(ID) bool) *seg
 	return to
 }
 
-// put points the directory to a segment, for all of its prefixes.
+// put points the directory to a segment, for all of its prefixes. A segment of depth d has 2^(depth-d) entries of the
+// directory, one after the other.
 func (t *Table[T]) put(prefix uint32, s *segment[T]) {
 	n := 1 << (t.depth - s.depth)
 	first := int(prefix>>(32-t.depth)) &^ (n - 1)
@@ -151,6 +158,7 @@ func (t *Table[T]) Remove(id ID) {
 	t.drop(s, int((uintptr(unsafe.Pointer(c))-uintptr(unsafe.Pointer(unsafe.SliceData(s.cells))))/unsafe.Sizeof(*c)))
 }
 
+// drop removes the key at a place, and its bytes.
 func (t *Table[T]) drop(s *segment[T], at int) {
 	t.keys.remove(s.cells[at].key)
 	s.remove(at)
@@ -242,7 +250,8 @@ var sizes = [...]int{8, 64, 256, 320, 384, 448, SegmentCells}
 // full is the maximum of keys of a segment with that many places: probes must be short and must end.
 func full(places int) int { return places / 8 * 7 }
 
-// placesFor is the smallest size for n keys and some more.
+// placesFor is the smallest size for n keys and some more. The spare sixteenth keeps a new segment from growing with
+// its next key.
 func placesFor(n int) int {
 	for _, places := range sizes {
 		if n+places/16 < full(places) {
@@ -267,6 +276,8 @@ func (s *segment[T]) free(a *Arena) {
 	s.cells, s.tags = nil, nil
 }
 
+// home is the place at which the search for a key begins: a fraction of the segment, by the low 32 bits. They are not
+// those of the shard or of the directory, which are the same for all keys here.
 func (s *segment[T]) home(id ID) int { return int(uint64(uint32(id.Low)) * uint64(len(s.tags)) >> 32) }
 
 func (s *segment[T]) after(at int) int {
@@ -277,6 +288,8 @@ func (s *segment[T]) after(at int) int {
 	return at
 }
 
+// get finds a key's cell, or nil. A search ends at the first empty place, and full leaves some. A tag excludes most
+// other keys without a read of their cells.
 func (s *segment[T]) get(id ID) *Cell[T] {
 	tag := id.tag()
 	for at := s.home(id); s.tags[at] != 0; at = s.after(at) {
@@ -298,7 +311,9 @@ func (s *segment[T]) place(id ID) *Cell[T] {
 	return &s.cells[at]
 }
 
-// remove empties the place at gap, and moves up the keys that were pushed past it.
+// remove empties the place at gap, and moves up the keys that were pushed past it. A gap between a key's home and its
+// place would end the search for it early. So keys move, in place of marks for removed ones, which would lengthen all
+// searches.
 func (s *segment[T]) remove(gap int) {
 	n := len(s.tags)
 	for at := s.after(gap); s.tags[at] != 0; at = s.after(at) {

@@ -12,7 +12,8 @@ import (
 // claim was sent, or a later claim carries its rest on, or gives it back. A claim states it once: if the claim has no
 // answer, the lease ends by its deadline. A charge is stated until it is answered, and a refund once.
 
-// stateLease writes a claim about a bucket.
+// stateLease writes a claim about a bucket. It states the lease that goes on or back, and the charge or the refund
+// since. Then the part has only that of the lease that goes on: the answer makes it the new one.
 func (p *Part) stateLease(c *account.Claim, q *Asking) {
 	if q.Young {
 		c.Window, c.Taken = account.Stated, p.mostLevel(q.Now, &c.Limit)
@@ -30,6 +31,7 @@ func (p *Part) stateLease(c *account.Claim, q *Asking) {
 	}
 	p.Taken -= max(0, p.Unspent()-keeps)
 	p.Window = 0
+	// A refund is stated once.
 	p.Spent = max(0, p.Spent)
 	p.unclaimed = 0
 }
@@ -44,14 +46,16 @@ func (p *Part) Unsent(m *Message) {
 	}
 }
 
-// endLease drops the tokens in hand: the bucket fills in their place.
+// endLease drops the tokens in hand: the bucket fills in their place. With a credit for them, more than burst + rate x
+// t would pass (docs/adr, decision 1).
 func (p *Part) endLease() {
 	p.Window = 0
 	p.Spent = p.beyondLease()
 	p.Taken = 0
 }
 
-// mostLevel is the most that the bucket's level can be, by the last answer.
+// mostLevel is the most that the bucket's level can be, by the last answer. The 1 is for the fraction of a token that
+// Sum rounds up.
 func (p *Part) mostLevel(now instant, l *ratelimit.Limit) tokens {
 	if p.LastAnswer == 0 {
 		return l.Burst
@@ -78,6 +82,7 @@ func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
 	k.carried = min(k.carried+m.Drift(), over)
 	k.Window = account.BucketSlotAt(g.At, &c.Limit)
 	k.Taken = g.Total
+	// What was spent while the claim was under way is spent of the new lease.
 	k.Spent = k.unclaimed
 	k.mustClaim = false
 	k.Sum = g.Sum

@@ -13,7 +13,7 @@ type Demand struct {
 	Used    tokens // admitted since the last claim
 	Refused tokens // refused since then
 	Since   instant
-	PerSec  float64
+	PerSec  float64 // the rate at Since
 	LastUse instant
 }
 
@@ -81,7 +81,8 @@ type Sizing struct {
 }
 
 // Wants is the size of a claim beyond the waiting tokens, and the unit of the need. Where nothing is taken ahead,
-// tokens that no request waits for go back.
+// tokens that no request waits for go back. It also ends a stretch of the demand, so it is called once for each
+// message.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want, unit tokens) {
 	unit = max(1, min(need, e.largest))
 	e.measure(now, need)
@@ -123,7 +124,8 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 // another node could get, and a peek there shows less than what is left. An owner answers for all nodes.
 func (s Sizing) Ahead() bool { return s.owned() || !s.small() }
 
-// small reports whether a limit has few tokens for each node that takes some.
+// small reports whether a limit has few tokens for each node that takes some. Its price is that a decision under such a
+// limit costs the ledger half as much again (docs/adr, decision 39).
 func (s Sizing) small() bool {
 	return s.Rule.Limit.Capacity() < leastShare*tokens(max(2, s.takers()))
 }

@@ -31,8 +31,9 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 	}
 }
 
-// SpendShare admits a request from this node's share, if it fits. When the ledger has confirmed the drift, its part
-// of the share is free again.
+// SpendShare admits a request from this node's share, if it fits. When the ledger has confirmed the drift, its part of
+// the share is free again. Drift is Spent above Taken, so a request that is partly covered by tokens in hand takes only
+// the rest from the share.
 func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
 	e.sized(a.Cost)
 	if now >= e.Deadline && e.Taken > e.Spent { // the lease has ended
@@ -72,7 +73,8 @@ func (k *Key) Drifting(now instant, after time.Duration) bool {
 // lowWatermark is the part of the limit below which requests without a lease wait for an answer.
 const lowWatermark = 5
 
-// ample reports whether more than the low watermark was left a short while ago.
+// ample reports whether more than the low watermark was left a short while ago. Others may have used it up since, so
+// old answers do not count.
 func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
 	left := r.Limit.Capacity() - k.Sum + k.Unspent()
 	return k.LastAnswer != 0 && now.Sub(k.LastAnswer) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark

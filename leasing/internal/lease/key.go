@@ -19,7 +19,7 @@ type Key struct {
 }
 
 // Use is the recent use of a key, and its demand. It only improves decisions: a key whose Use was dropped claims once
-// more.
+// more. The zero Use is that of a key without recent requests.
 type Use struct {
 	Demand Demand
 	refusals
@@ -72,7 +72,8 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	}
 }
 
-// Kept reports whether the use must be kept: it has the reasons for usage, or requests wait, or have left.
+// Kept reports whether the use must be kept: it has the reasons for usage, or requests wait, or have left. Without the
+// reasons, the over-admission of a key could not be counted by its cause.
 func (u *Use) Kept() bool { return u.Excess != (Excess{}) || u.Waiting > 0 || u.Returns() }
 
 // Refilled drops what the next message was to return: all of the bucket has refilled.
@@ -129,7 +130,8 @@ func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 }
 
 // Enter moves the part to the current window. It returns the part of an ended window, if that has a report, and false
-// if the current window is not certain.
+// if the current window is not certain. If the earliest and the latest time at the ledger are in different windows,
+// requests wait until that is over.
 func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
 	if now < e.CurrentUntil {
 		return Part{}, true
@@ -138,6 +140,7 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 		if there.At == 0 {
 			return Part{}, false
 		}
+		// A bucket has no end of a window, and its part stays.
 		e.CurrentUntil = Never
 		if e.Deadline == 0 {
 			e.begin(0, limit)
@@ -152,6 +155,7 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 	early, _ := there.Between(now)
 	e.CurrentUntil = there.NotBefore(now, limit.WindowEnd(w))
 	e.ends = now.Add(limit.WindowEnd(w).Sub(early))
+	// It may be the same window: the clock is known better by now, or was set back.
 	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
 		over = e.Part
 		e.begin(w, limit)
@@ -204,7 +208,8 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 }
 
 // reports reports whether to send a message about this window: to report a new total, to renew a lease that is nearly
-// used up, or to check a refusal.
+// used up, or to check a refusal. A busy key is renewed shortly before its lease is used up, unless the lease would be
+// smaller now.
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
 	switch {
@@ -220,6 +225,7 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 	}
 	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
 	switch {
+	// With nothing in hand, the next request claims for its own need.
 	case now < e.renewFrom, hand == 0, e.Sum >= limit.Capacity():
 		return false
 	case e.expires(now, s):
@@ -259,7 +265,8 @@ func (e Entry) piggybacks(now instant, s *Sizing) bool {
 // refusalsDue is the earliest time for a report of refusals without requests.
 func (e Entry) refusalsDue() instant { return e.LastAnswer.Add(refusal / 2) }
 
-// Apply applies the answer to a message, and reports whether it counts.
+// Apply applies the answer to a message, and reports whether it counts. Of a bucket, what requests need is apart from
+// the lease (Granted), because the ledger counts it as spent.
 func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	if !e.bucket {
 		return e.Part.Apply(m, g, a)
@@ -338,7 +345,8 @@ func (e Entry) Resign(until instant) {
 }
 
 // Forgive checks refusals with a claim at once, and drops their unreported charges, except those that a message under
-// way reports: an operator resets the key.
+// way reports: an operator resets the key. Charges that a message under way reports are taken back by the reset at the
+// ledger, which comes after it.
 func (e Entry) Forgive(underWay tokens) {
 	e.refusals = refusals{}
 	forgiven := max(0, e.Charged-underWay)
@@ -356,7 +364,9 @@ func (e Entry) Idle(now instant) bool {
 	return !e.bucket && e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
-// UpdateRefusals applies an answer that counts (Apply) to the node's own refusals.
+// UpdateRefusals applies an answer that counts (Apply) to the node's own refusals. First it notes whether refunds
+// occur. Then the answer causes a refusal, or ends the last one. A refusal has an end, and a time from which a
+// background claim checks it.
 func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.
@@ -368,6 +378,7 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 		unrefunded(rule)
 	}
 	free := limit.Capacity() - g.Sum
+	// here is what this node can still admit by this answer, and elsewhere what others could give back.
 	here, elsewhere := max(0, free)+e.Unspent(), max(0, g.InHand)
 	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
 	refusing := now < e.refusedUntil && m.Claim.Need == 0 && here+elsewhere < e.usual
@@ -378,6 +389,8 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	// A draw does not show the tokens in hand of others.
 	e.others = !m.Claim.Draws() && short && elsewhere > 0
 	nothing := elsewhere == 0 && (short || free <= 0)
+	// No refusal follows a draw. Nor does it follow a claim after which there may be tokens: its need was granted, or
+	// others were recalled for it.
 	if m.Claim.Draws() || !nothing && !refusing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
@@ -389,6 +402,7 @@ func (e Entry) UpdateRefusals(now instant, m *Message, g *account.Grant, rule *r
 	if refusing {
 		e.most += elsewhere
 	}
+	// Each repeated refusal doubles the time to the next check, so that a used-up key costs the ledger less and less.
 	pause := refusal << e.holds
 	e.holds = min(e.holds+1, doublings)
 	if !e.frees && rule.Hold == nil {

@@ -86,7 +86,7 @@ func (p *Part) NeverSent() bool { return p.LastAnswer == 0 && p.inFlight == 0 &&
 // InFlight reports whether a message is in flight.
 func (p *Part) InFlight() bool { return p.inFlight != 0 }
 
-// Reported is this node's total at the ledger.
+// Reported is this node's total at the ledger, as last answered.
 func (p *Part) Reported() tokens { return p.booked }
 
 // Unreported reports whether the ledger's total differs from this node's.
@@ -98,7 +98,8 @@ func (p *Part) Returned() tokens { return max(0, -p.unbooked()) }
 // Recent is what was spent since the last claim was written: for the ledger, it is in hand.
 func (p *Part) Recent() tokens { return p.unclaimed }
 
-// unbooked is the usage that the ledger lacks; below 0: it is to be credited.
+// unbooked is the usage that the ledger lacks; below 0: it is to be credited. Of a bucket, it is the charge or the
+// refund beyond the lease.
 func (p *Part) unbooked() tokens {
 	if p.bucket {
 		return p.beyondLease()
@@ -117,14 +118,16 @@ func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 // draws reports whether there is plenty, by the last answer.
 func (p *Part) draws(l *ratelimit.Limit) bool { return p.Sum <= l.Capacity()-l.Capacity()/8 }
 
-// Write makes the next message: for need, and for additional tokens. m is kept to judge its answer. In a young epoch
-// it only states what the node has.
+// Write makes the next message: for need, and for additional tokens. m is kept to judge its answer. In a young epoch it
+// only states what the node has. A message without a need is for a report, a return or a renewal.
 func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	c.Want = max(c.Need, c.Want)
 	if q.Young {
 		c.Need, c.Want = 0, 0
 	}
+	// A draw reports drift, too: the ledger has one number for both.
 	n := p.Drift() + c.Want
+	// A sum that is lower than this in the answer shows that others returned tokens.
 	sum := p.Sum + min(0, p.unbooked())
 	switch {
 	case p.bucket:
@@ -161,7 +164,8 @@ func (p *Part) Lapse() {
 	p.unclaimed = 0
 }
 
-// Lost notes that the message in flight has no answer.
+// Lost notes that the message in flight has no answer. The ledger may have applied it or not: a claim states the total
+// in either case.
 func (p *Part) Lost(m *Message) {
 	if p.inFlight == m.Number {
 		p.inFlight, p.mustClaim = 0, true
@@ -195,7 +199,9 @@ func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 
 // accepts ends a message, and reports whether its answer counts. The answer of a ledger in another epoch does not: that
 // lacks totals. Nor does one in a young epoch, though the ledger has booked the stated total. Nor does one that arrives
-// after the deadline of the lease, when this node's registration may be over.
+// after the deadline of the lease, when this node's registration may be over. In these cases the next message is a
+// claim, which corrects both numbers: except after a total that was stated in a young epoch. A claim that was written
+// without a known epoch counts in any, because the ledger judges it.
 func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	if !p.Awaits(m) {
 		return false
@@ -217,7 +223,8 @@ func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
 	return false
 }
 
-// drew judges a draw: the part below the limit is this node's.
+// drew judges a draw: the part below the limit is this node's. A total that is too high shows an earlier draw that was
+// late. One that is too low shows that the ledger lost the record.
 func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	n := m.Claim.Want
 	if g.Total != p.booked+n {
@@ -236,6 +243,8 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	return true
 }
 
+// claimed applies the answer to a claim. Totals change by differences, because requests and refunds went on during the
+// trip.
 func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	c := &m.Claim
 	over, cut := max(0, g.Sum-c.Limit.Capacity()), g.Cut(c)
@@ -255,7 +264,8 @@ func (p *Part) Restate() { p.mustClaim = true }
 // record counts n more tokens as spent, and as not yet stated by a claim.
 func (p *Part) record(n tokens) { p.Spent, p.unclaimed = p.Spent+n, p.unclaimed+n }
 
-// unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand.
+// unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand. The ledger
+// counts those as spent, so they go back by a lower total.
 func (p *Part) unspend(n tokens) {
 	back := max(0, min(n, p.unclaimed))
 	p.record(-back)

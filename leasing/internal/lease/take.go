@@ -45,7 +45,8 @@ func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) 
 	return true
 }
 
-// spendDue answers a request from what a bucket granted for it.
+// spendDue answers a request from what a bucket granted for it. The ledger has counted it as spent, so Spent does not
+// change.
 func (e Entry) spendDue(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 	if a.Cost > e.Granted {
 		return false
@@ -59,7 +60,8 @@ func (e Entry) spendDue(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) boo
 }
 
 // TakePart answers a request in a young epoch, in which the ledger grants nothing: up to a part of the limit in all,
-// whatever limits the key's requests bring.
+// whatever limits the key's requests bring. The admissions are charges: the next message after the young epoch states
+// them.
 func (e Entry) TakePart(now instant, a *ratelimit.Ask, part tokens, v *ratelimit.Verdict) {
 	*v = ratelimit.Verdict{OverLimit: max(1, a.Cost) > part-e.Drift(), Source: ratelimit.FromClaim}
 	if a.Kind == ratelimit.Spend && !v.OverLimit {
@@ -70,7 +72,8 @@ func (e Entry) TakePart(now instant, a *ratelimit.Ask, part tokens, v *ratelimit
 	v.Source = ratelimit.FromClaim
 }
 
-// Take answers a request, or returns its next step. The part must be that of the current window (Enter).
+// Take answers a request, or returns its next step. The part must be that of the current window (Enter). reply is the
+// zero Reply before the first claim for the request.
 func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	next := Answered
 	switch a.Kind {
@@ -121,6 +124,7 @@ func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *rate
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
+	// A refusal holds for requests of more than it left, and not for a larger limit.
 	known := now < e.refusedUntil && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.refusedLimit
 	if !known && (!reply.Waited || !reply.Last) {
 		return Asks
@@ -147,7 +151,8 @@ func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *rate
 }
 
 // rarelyRefunded is the number of answers with debt, and without a sign of a refund, from which on charges of refused
-// requests may be booked after their answers.
+// requests may be booked after their answers. So a flood of refusals that are never refunded costs no message for each,
+// except for its first ones.
 const rarelyRefunded = 100
 
 // chargesStay reports whether the charge of a refused request may be booked later. Callers that count requests in
@@ -172,7 +177,8 @@ func unrefunded(r *ratelimit.Rule) {
 	}
 }
 
-// settle books the difference of an earlier spend.
+// settle books the difference of an earlier spend. It is not answered before its report (Booked), if the ledger must
+// tell other nodes.
 func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next {
 	v.Charged = a.Cost
 	if a.Kind == ratelimit.Release {
@@ -221,7 +227,7 @@ func (u *Use) sized(cost tokens) {
 }
 
 // usedUp reports whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
-// recalled to pay for it.
+// recalled to pay for it. Exactly the limit is no debt, and peeks pass.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
 	return k.Sum+k.unbooked() > limit.Capacity()
 }
@@ -254,11 +260,13 @@ func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time
 
 // left is the rest of the limit, by the last answer, including this node's tokens in hand.
 func (k *Key) left(limit *ratelimit.Limit) tokens {
+	// The ledger's sum lacks this node's usage since, and has its tokens in hand.
 	unknown := k.unbooked()
 	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+k.Unspent()))
 }
 
-// Undo takes back the charge of a verdict, unless its window is over.
+// Undo takes back the charge of a verdict, unless its window is over. The charge may have been reported meanwhile.
+// Refusals end, because tokens have returned.
 func (e Entry) Undo(v *ratelimit.Verdict) {
 	n := v.Charged + v.Debt
 	if n > 0 && v.Window == e.Window {
@@ -297,7 +305,8 @@ const (
 )
 
 // Overdue is the result of a request at its deadline, by the last answer. A late answer is no outage: alive means that
-// the ledger answers others. cautious means that the rule prefers refusals.
+// the ledger answers others. cautious means that the rule prefers refusals. It does not count as a refusal by the
+// ledger, and changes no state.
 func (e Entry) Overdue(now instant, a *ratelimit.Ask, alive, cautious bool) Overdue {
 	limit := &a.Rule.Limit
 	cautious = alive && cautious
