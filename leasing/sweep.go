@@ -132,7 +132,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	return false
 }
 
-// rests reports whether a key needs nothing before its window ends: it is not busy, nothing is in hand, and the ledger
+// rests reports whether a key needs nothing before its window ends. It is not busy, nothing is in hand, and the ledger
 // has its total in this life of the epoch. Most keys of a large table rest, and a sweep only passes them by.
 func (k *key) rests(now instant, life uint8) bool {
 	return k.use == 0 && now < k.CurrentUntil && k.CurrentUntil != lease.Never &&
