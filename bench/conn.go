@@ -40,56 +40,41 @@ type conn struct {
 	tcp      net.Conn
 	in       *bufio.Reader
 	patience time.Duration
-	fields   [][2]string   // of each call's headers
-	traced   bool          // and a traceparent of its own
-	head     []byte        // the header block of all calls but the first, if they are not traced
+	head     []byte        // the header block of all calls but the first
 	more     chan struct{} // a call has ended
 	ended    chan struct{}
 
 	mu          sync.Mutex
-	err         error          // guarded by mu, as all below: why it reads no more
-	next        uint32         // the id of the next stream
-	oldest      uint32         // no older stream waits
-	calls       []call         // by id
-	outstanding int            //
-	most        int            // outstanding calls, by our own bound and the server's
-	window      int64          // bytes that may be sent
-	out         bytes.Buffer   // frames to be written
-	frames      *http2.Framer  // into out
-	block       bytes.Buffer   // the header block that was encoded last
-	encoder     *hpack.Encoder // into block
+	err         error         // guarded by mu, as all below: why it reads no more
+	next        uint32        // the id of the next stream
+	oldest      uint32        // no older stream waits
+	calls       []call        // by id
+	outstanding int           //
+	most        int           // outstanding calls, by our own bound and the server's
+	window      int64         // bytes that may be sent
+	out         bytes.Buffer  // frames to be written
+	frames      *http2.Framer // into out
 	tally       *outcomes
 
 	writing sync.Mutex // held while frames are written
 }
 
 // dial connects, and waits for the server's settings. Calls on the connection wait
-// as long as patience; at most most are outstanding; if they are traced, no two have
-// the same headers.
-func dial(address string, most int, patience time.Duration, traced bool) (*conn, error) {
+// as long as patience; at most most are outstanding.
+func dial(address string, most int, patience time.Duration) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", address, err)
 	}
 	c := &conn{
-		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10), patience: patience, traced: traced,
+		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10), patience: patience,
 		more: make(chan struct{}, 1), ended: make(chan struct{}),
 		next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535, tally: newOutcomes(),
 	}
-	c.encoder, c.frames = hpack.NewEncoder(&c.block), http2.NewFramer(&c.out, nil)
-	c.fields = [][2]string{
-		{":method", "POST"},
-		{":scheme", "http"},
-		{":path", rls.RateLimitService_ShouldRateLimit_FullMethodName},
-		{":authority", address},
-		{"te", "trailers"},
-		{"content-type", "application/grpc"},
-		{"grpc-timeout", fmt.Sprintf("%dm", patience.Milliseconds())},
-		{"user-agent", "sluice-bench"},
-	}
+	c.frames = http2.NewFramer(&c.out, nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.greetLocked(); err != nil {
+	if err := c.greetLocked(address); err != nil {
 		tcp.Close()
 		return nil, fmt.Errorf("greeting %s: %w", address, err)
 	}
@@ -99,7 +84,7 @@ func dial(address string, most int, patience time.Duration, traced bool) (*conn,
 
 // greetLocked exchanges settings, and makes the first call: it names all fields, and every later one refers to them, as
 // all clients' do.
-func (c *conn) greetLocked() error {
+func (c *conn) greetLocked(address string) error {
 	c.out.WriteString(http2.ClientPreface)
 	// Writes into a buffer do not fail.
 	_ = c.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
@@ -114,24 +99,29 @@ func (c *conn) greetLocked() error {
 	}
 	_ = c.tcp.SetReadDeadline(time.Time{})
 	c.handleLocked(f) // a server's first frame has its settings
-	c.beginLocked(framed("warm-up"), time.Now())
-	if !c.traced {
-		c.head = bytes.Clone(c.headersLocked())
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	headers := func() []byte {
+		block.Reset()
+		for _, f := range [][2]string{
+			{":method", "POST"},
+			{":scheme", "http"},
+			{":path", rls.RateLimitService_ShouldRateLimit_FullMethodName},
+			{":authority", address},
+			{"te", "trailers"},
+			{"content-type", "application/grpc"},
+			{"grpc-timeout", fmt.Sprintf("%dm", c.patience.Milliseconds())},
+			{"user-agent", "sluice-bench"},
+		} {
+			_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+		}
+		return bytes.Clone(block.Bytes())
 	}
+	c.head = headers()
+	c.beginLocked(framed("warm-up"), time.Now())
+	c.head = headers()
 	c.tally = newOutcomes()
 	return c.flushLocked()
-}
-
-// headersLocked is the header block of a call.
-func (c *conn) headersLocked() []byte {
-	c.block.Reset()
-	for _, f := range c.fields {
-		_ = c.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes all
-	}
-	if c.traced {
-		_ = c.encoder.WriteField(hpack.HeaderField{Name: "traceparent", Value: fmt.Sprintf("00-%032x-%016x-01", c.next, c.next)})
-	}
-	return c.block.Bytes()
 }
 
 func (c *conn) close() {
@@ -144,13 +134,9 @@ func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
 	}
-	head := c.head
-	if head == nil {
-		head = c.headersLocked()
-	}
 	id := c.next
 	c.next += 2
-	_ = c.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head, EndHeaders: true})
+	_ = c.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.head, EndHeaders: true})
 	_ = c.frames.WriteData(id, true, message)
 	c.window -= int64(len(message))
 	c.calls[id/2%callSlots] = call{id: id, state: waiting, intended: intended}

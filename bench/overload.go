@@ -25,7 +25,6 @@ type OverloadOptions struct {
 	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
 	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
 	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
-	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
 }
 
 // Examples implements [report.Measurement].
@@ -101,7 +100,7 @@ func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
 	}
 	m := &flood{OverloadOptions: o, server: fleet.Nodes[0]}
 	for range o.Connections {
-		c, err := dial(m.server.Address, max(1, o.Outstanding/o.Connections), o.Patience, o.Traced)
+		c, err := dial(m.server.Address, max(1, o.Outstanding/o.Connections), o.Patience)
 		if err != nil {
 			return nil, err
 		}

@@ -3,6 +3,8 @@ package bench
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -62,6 +64,20 @@ type calls struct {
 	asked   int64
 	failed  int64 // without an answer
 	lastErr error // of them
+}
+
+func newCalls() *calls { return &calls{latency: newLatencies()} }
+
+// drive makes the calls of a load, each for a key, and counts them. It fails if one has.
+func (c *calls) drive(ctx context.Context, callers int, l load.Load, start time.Time, call func(key int) error) error {
+	drive(ctx, callers, l, 1, start, func(r load.Request, intended time.Time) {
+		err := call(r.Key)
+		c.add(time.Since(intended), err)
+	})
+	if c.failed > 0 || c.asked == 0 {
+		return fmt.Errorf("%d of %d calls failed, such as: %w", c.failed, c.asked, errors.Join(c.lastErr, ctx.Err()))
+	}
+	return ctx.Err()
 }
 
 // add counts a call, which may have failed.

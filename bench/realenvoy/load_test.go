@@ -4,14 +4,12 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/bench/caller"
-	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // A node refuses calls because its answer would be late (UNAVAILABLE, which leaves Envoy undecided: see the rows
@@ -52,29 +50,5 @@ func TestOverloadedNode(t *testing.T) {
 	}
 	if errs, ok := all[undecidedStat], all["cluster.service.ratelimit.ok"]; errs+ok != n {
 		t.Errorf("of %d requests Envoy counts %d errors and %d decisions", n, errs, ok)
-	}
-}
-
-// Each way answers its requests, and its cost is in the right place: Envoy pays for each, a service only where it
-// is called, and least where Envoys have leases.
-func TestEndToEnd(t *testing.T) {
-	needsLong(t)
-	installed(t)
-	r, page := sluicetest.Measure[*EndToEndReport](t, &Options{
-		Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
-	})
-	t.Log("\n" + page)
-	costs := map[string]Way{}
-	for _, w := range r.Ways {
-		costs[w.Name] = w
-		if w.Requests < 200 || w.Refused > 0 || w.P50 <= 0 || w.P99 < w.P50 || w.EnvoyCPU <= 0 {
-			t.Errorf("%+v", w)
-		}
-		if asked := w.Name != "no filter"; asked != (w.ServiceCPU > 0) {
-			t.Errorf("%s: the service took %v us", w.Name, w.ServiceCPU)
-		}
-	}
-	if len(costs) != 7 || costs["RLQS"].ServiceCPU > costs["leasing"].ServiceCPU {
-		t.Errorf("with leases the service takes more than with calls: %+v", costs)
 	}
 }

@@ -1,5 +1,4 @@
-// Package report shows measurements: as a table in a terminal, and as a page of its own with charts, which
-// loads nothing.
+// Package report shows measurements: as a table in a terminal, and as a page of its own, which loads nothing.
 package report
 
 import (
@@ -20,7 +19,6 @@ type Page struct {
 	Title  string
 	Lead   []string // its summary, in sentences
 	Tables []Table
-	Charts []Chart
 	Facts  []Fact // how it was measured
 }
 
@@ -81,13 +79,7 @@ func (p *Page) Problems() error {
 //go:embed page.html
 var pageHTML string
 
-var page = template.Must(template.New("page").Funcs(template.FuncMap{"svg": func(c Chart) (template.HTML, error) {
-	text, err := c.SVG()
-	return template.HTML(text), err //nolint:gosec // the chart escapes its input
-}}).Parse(pageHTML))
-
-// WriteHTML writes the page.
-func (p *Page) WriteHTML(out io.Writer) error { return page.Execute(out, p) }
+var page = template.Must(template.New("page").Parse(pageHTML))
 
 // Write writes the page to a file; "" is none.
 func (p *Page) Write(file string) error {
@@ -95,7 +87,7 @@ func (p *Page) Write(file string) error {
 		return nil
 	}
 	var b bytes.Buffer
-	if err := p.WriteHTML(&b); err != nil {
+	if err := page.Execute(&b, p); err != nil {
 		return fmt.Errorf("making %s: %w", file, err)
 	}
 	if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil { //nolint:gosec // a report is for all to read

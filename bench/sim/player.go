@@ -143,7 +143,6 @@ func (p *player) Open() bool {
 // Send implements envoy.Wire.
 func (p *player) Send(m *rlqsv3.RateLimitQuotaUsageReports) {
 	c := p.call
-	p.result.Messages++
 	message, err := proto.Marshal(m)
 	if err != nil {
 		p.violate(-1, -1, "%s cannot report: %v", p.name, err)
@@ -181,7 +180,6 @@ func (c *call) answer() {
 			c.violate(c.node.slot, -1, "%s cannot read an answer: %v", c.name, err)
 		}
 		c.answers++
-		c.result.Messages++
 		n, sent := c.answers, c.window()
 		c.behind(&c.back, c.late, func() { c.receive(m, n, sent) })
 	}

@@ -280,7 +280,6 @@ func (w *world) waited(q *request) {
 	took := w.now - q.at
 	if took > 0 {
 		w.result.Waited++
-		w.point.Waited++
 		_ = w.waits.RecordValue(max(1, took/int64(time.Microsecond)))
 	}
 }

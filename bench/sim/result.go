@@ -22,19 +22,17 @@ type Result struct {
 	Under    ratelimit.Tokens `json:"under"`    // tokens fewer than an exact limiter admits for the same requests
 	Early    ratelimit.Tokens `json:"early"`    // refused while the limit had room
 
-	Sources  map[string]int64 `json:"sources"`            // requests, by the source of their decision
-	Claims   int64            `json:"claims"`             // that reached the store
-	Trips    int64            `json:"trips"`              // round trips with these claims
-	Recalls  int64            `json:"recalls"`            // recalls of leases by the ledger
-	Draws    int64            `json:"draws"`              // claims that were draws
-	Hops     int64            `json:"hops"`               // messages from node to node
-	Waited   int64            `json:"waited"`             // requests that were not decided at once
-	Streams  int64            `json:"streams,omitempty"`  // that Envoys opened
-	Messages int64            `json:"messages,omitempty"` // on these streams
-	P50      time.Duration    `json:"wait_p50"`
-	P99      time.Duration    `json:"wait_p99"`
-	P999     time.Duration    `json:"wait_p999"`
-	Longest  time.Duration    `json:"wait_longest"`
+	Sources map[string]int64 `json:"sources"`           // requests, by the source of their decision
+	Claims  int64            `json:"claims"`            // that reached the store
+	Recalls int64            `json:"recalls"`           // recalls of leases by the ledger
+	Draws   int64            `json:"draws"`             // claims that were draws
+	Hops    int64            `json:"hops"`              // messages from node to node
+	Waited  int64            `json:"waited"`            // requests that were not decided at once
+	Streams int64            `json:"streams,omitempty"` // that Envoys opened
+	P50     time.Duration    `json:"wait_p50"`
+	P99     time.Duration    `json:"wait_p99"`
+	P999    time.Duration    `json:"wait_p999"`
+	Longest time.Duration    `json:"wait_longest"`
 
 	// OpsUsed is the highest share of the declared store operations that a node needed for a key in a window:
 	// Ops claims for OpsDemand. It is counted with Options.CountOps.
@@ -58,19 +56,11 @@ type Point struct {
 	At       time.Duration    `json:"at"` // its end
 	Offered  ratelimit.Tokens `json:"offered"`
 	Admitted ratelimit.Tokens `json:"admitted"`
-	Claims   int64            `json:"claims"`
-	Drift    ratelimit.Tokens `json:"drift"` // spent and unconfirmed, at its end
-	Waited   int64            `json:"waited"`
 }
 
 // ClaimsPerThousand is the number of claims for 1,000 decisions.
 func (r *Result) ClaimsPerThousand() float64 {
 	return 1000 * float64(r.Claims) / float64(max(1, r.Requests))
-}
-
-// OverPercent is Over as a share of limit.
-func (r *Result) OverPercent(limit ratelimit.Tokens) float64 {
-	return 100 * float64(r.Over) / float64(max(1, limit))
 }
 
 // Violation is a broken invariant.

@@ -341,9 +341,7 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	if len(claims) == 0 {
 		return grants, epoch, at, err
 	}
-	p.result.Trips++
 	p.result.Claims += int64(len(claims))
-	p.point.Claims += int64(len(claims))
 	for _, i := range p.order(claims) {
 		c, g := &claims[i], &grants[i]
 		p.claimed(c.Holder>>nameBits, c.Key)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -41,19 +42,18 @@ type Answer struct {
 
 // variant is a mode with settings.
 type variant struct {
-	name  string
-	short string            // for charts
-	set   map[string]string // fields of the coordination
+	name string
+	set  map[string]string // fields of the coordination
 }
 
 var variants = []variant{
-	{"strict, per request", "strict", map[string]string{"mode": "leasing", "lease.size": "1"}},
-	{"leasing", "leasing", map[string]string{"mode": "leasing"}},
-	{"leasing, eager", "eager", map[string]string{"mode": "leasing", "reclaim": "eager"}},
-	{"routing", "routing", map[string]string{"mode": "routing"}},
-	{"approx, 0.5%", "0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
-	{"approx, 1%", "1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
-	{"approx, 5%", "5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
+	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
+	{"leasing", map[string]string{"mode": "leasing"}},
+	{"leasing, eager", map[string]string{"mode": "leasing", "reclaim": "eager"}},
+	{"routing", map[string]string{"mode": "routing"}},
+	{"approx, 0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
+	{"approx, 1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
+	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
 // WhatIf answers a question by playing it with each choice. It calls progress, if not nil, with the numbers of
@@ -89,8 +89,6 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 // Runs is the number of runs of WhatIf.
 func Runs() int64 { return int64(2 * len(variants)) }
 
-const whatIfPoints = 120
-
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
@@ -101,7 +99,7 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 			}
 		}
 	}
-	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Points: whatIfPoints, Check: true}
+	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Check: true}
 	if q.Recorded != nil {
 		o.Load, o.Recorded = q.Recorded.Load(), q.Recorded
 	}
@@ -206,4 +204,30 @@ func share(n, of int64, what string) string {
 		return fmt.Sprintf("%.0f%% %s", percent, what)
 	}
 	return fmt.Sprintf("%.2g%% %s", percent, what)
+}
+
+// Table shows the choices; the recommended one has a star.
+func (a *Answer) Table(limit ratelimit.Tokens) *report.Table {
+	t := &report.Table{
+		Head:  []string{"choice", "over", "of limit", "declared", "under", "refused early", "waited", "p99", "p99.9", "store ops/1000", "hops/1000", "bad day: over", "under", "p99.9"},
+		Notes: []string{"over: of the key that went furthest, beyond its limit. under: less than an exact limiter had admitted. refused early: while the limit had room. hops: messages from node to node."},
+	}
+	percent := func(n, of float64) string { return fmt.Sprintf("%.2f%%", 100*n/max(1, of)) }
+	short := func(d time.Duration) string { return fmt.Sprintf("%.2fms", d.Seconds()*1000) }
+	for i := range a.Choices {
+		c := &a.Choices[i]
+		name := c.Name
+		if i == a.Best {
+			name = "* " + name
+		}
+		r, bad := c.Plain, c.Bad
+		requests := float64(r.Requests)
+		t.Rows = append(t.Rows, report.Row{Bad: r.Violation != nil || bad.Violation != nil, Cells: []string{
+			name, fmt.Sprint(r.Over), percent(float64(r.Over), float64(limit)), fmt.Sprint(c.Declared), fmt.Sprint(r.Under), fmt.Sprint(r.Early),
+			percent(float64(r.Waited), requests), short(r.P99), short(r.P999),
+			fmt.Sprintf("%.2f", r.ClaimsPerThousand()), fmt.Sprintf("%.0f", 1000*float64(r.Hops)/max(1, requests)),
+			fmt.Sprint(bad.Over), fmt.Sprint(bad.Under), short(bad.P999),
+		}})
+	}
+	return t
 }

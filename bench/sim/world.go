@@ -205,9 +205,6 @@ func (w *world) finish() *Result {
 // mark ends a point of the timeline.
 func (w *world) mark() {
 	w.point.At = time.Duration(w.now)
-	if c := w.Rule.Counters; c != nil {
-		w.point.Drift = ratelimit.Tokens(c.Drifting.Load())
-	}
 	w.result.Timeline = append(w.result.Timeline, w.point)
 	w.point = Point{}
 	if w.now+w.every <= int64(w.Load.Length) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-gate/sluice/bench"
 	"github.com/sluice-gate/sluice/bench/baseline"
-	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
@@ -18,7 +17,7 @@ import (
 type benchCmd struct {
 	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    measuring[realenvoy.Options, *realenvoy.Options]         `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
 	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]         `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
 	Peers    measuring[bench.PeersOptions, *bench.PeersOptions]       `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
@@ -35,7 +34,7 @@ type measuring[T any, P interface {
 	measured `embed:""`
 	Options  T      `embed:""`
 	JSON     bool   `help:"Print JSON."`
-	HTML     string `placeholder:"FILE" help:"Also write a page with charts."`
+	HTML     string `placeholder:"FILE" help:"Also write a page."`
 }
 
 // Help is what `--help` says below the summary.

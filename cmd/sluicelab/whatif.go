@@ -35,7 +35,7 @@ type whatIfCmd struct {
 	Hot    float64       `default:"0" help:"Additional part of the requests for one key, 0 to 1."`
 	Cost   int           `default:"1" help:"Maximum of hits in a request."`
 	Length time.Duration `default:"3m" help:"Simulated time."`
-	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node, or JSON lines."`
+	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node."`
 
 	Trip time.Duration `default:"500us" help:"Minimum round trip to the store."`
 	Tail time.Duration `default:"500us" help:"Mean of the additional round trip time."`
@@ -47,7 +47,6 @@ type whatIfCmd struct {
 
 	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
 	JSON         bool              `help:"Print JSON."`
-	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
@@ -71,22 +70,13 @@ func (c *whatIfCmd) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	page := a.Page(&q)
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
-		{Name: "simulated", Value: "in virtual time, with the code of the nodes, and without processor time"},
-	}
-	if err := page.Write(c.HTML); err != nil {
-		return err
-	}
 	if c.JSON {
 		return s.JSON(a)
 	}
-	if err := page.Tables[0].WriteText(s.Out); err != nil {
+	if err := a.Table(q.Limit.Capacity()).WriteText(s.Out); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(page.Lead, "\n"))
+	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(a.Reasons, "\n"))
 	return err
 }
 

