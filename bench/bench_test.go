@@ -129,7 +129,7 @@ func TestStore(t *testing.T) {
 		if m.Asked < 300 || m.CPU < 0 || i < 2 && m.CPU == 0 || m.Bytes <= 0 || m.P99 <= 0 || m.NodeRatio <= 0 {
 			t.Errorf("nothing was measured: %+v", m)
 		}
-		if asks := m.Commands["incrby"].Calls; (i == 0) != (asks == m.Asked) {
+		if asks := m.Commands["incrby"]; (i == 0) != (asks == m.Asked) {
 			t.Errorf("%s: %d INCRBY for %d decisions", m.Mode, asks, m.Asked)
 		}
 		if i > 0 && (m.Claims+m.Draws <= 0 || m.Reasons["waiting"] == 0) {
@@ -217,13 +217,13 @@ func TestOptionsAreChecked(t *testing.T) {
 		"--nodes is 0; --rounds is 0; the rate; --rows is luke; --ways is x": &PeersOptions{
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
-		"building other rate limiters":      &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Module: t.TempDir() + "/none"},
-		"--scenario is storm; --nodes is 0": &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
-		"--case is six; --nodes is 11":      &TokensOptions{Nodes: 11, Case: []string{"six"}},
-		"--rounds is 0; --keys is 0":        &CostOptions{},
-		"--rounds is 0; --rate is 0":        &EnvoyOptions{},
-		"--keys is 0":                       &KeysOptions{},
-		"--step is 0s; --patience; --connections; --outstanding; --callers; --rounds; --times is 1000": &OverloadOptions{Times: []float64{1000}},
+		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Module: t.TempDir() + "/none"},
+		"--scenario is storm; --nodes is 0":       &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
+		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
+		"--rounds is 0; --round is 0s":            &CostOptions{},
+		"--rounds is 0; --rate is 0":              &EnvoyOptions{},
+		"--keys is 0":                             &KeysOptions{},
+		"--step is 0s; --rounds; --times is 1000": &OverloadOptions{Times: []float64{1000}},
 	} {
 		_, err := m.Measure(t.Context())
 		for part := range strings.SplitSeq(want, "; ") {
@@ -301,7 +301,7 @@ func TestAskGubernator(t *testing.T) {
 func TestCost(t *testing.T) {
 	t.Parallel()
 	r, page := sluicetest.Measure[*CostReport](t, &CostOptions{
-		Rounds: 2, Round: 500 * time.Millisecond, Callers: 4, Connections: 2, Keys: 10, Forwarded: true,
+		Rounds: 2, Round: 500 * time.Millisecond, Forwarded: true,
 	})
 	for _, s := range r.Servers {
 		if s.Calls < 100 || s.CPUPerCall <= 0 || s.Least > s.Most || s.P99 < s.P50 {
@@ -343,8 +343,7 @@ func TestEndToEnd(t *testing.T) {
 // says fits together, at any speed of the machine.
 func TestOverload(t *testing.T) {
 	o := &OverloadOptions{
-		Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond,
-		Times: []float64{0.5, 4}, Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
+		Step: 300 * time.Millisecond, Times: []float64{0.5, 4}, Rounds: 1,
 	}
 	r, page := sluicetest.Measure[*OverloadReport](t, o)
 	if len(r.Steps) != 2 || r.Capacity <= 0 || !strings.Contains(page, "of capacity") {
@@ -358,7 +357,7 @@ func TestOverload(t *testing.T) {
 			t.Errorf("%g times the capacity of %.0f is %.0f", s.Times, r.Capacity, s.Offered)
 		}
 		// What the callers gave up may have been charged, and nothing else.
-		if s.Charged > s.GivenUp+1 || s.P50 > s.P99 || s.P99 > o.Patience+o.Patience/100 {
+		if s.Charged > s.GivenUp+1 || s.P50 > s.P99 || s.P99 > impatience+impatience/100 {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -63,13 +63,12 @@ type Measured struct {
 	Declared    int64         `json:"declared" col:"declared"`                     // that it may be
 	Under       int64         `json:"under" col:"under"`                           // less than an exact limiter had admitted, of all keys
 	Allowed     int64         `json:"allowed" col:"of allowed"`                    // what an exact limiter had admitted
-	Idle        float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
 	Failed      int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem     string        `json:"problem,omitempty"`
 	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions without Redis.
-	Commands  map[string]process.RedisCommand `json:"commands"`
-	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
-	Fallbacks map[string]int64                `json:"fallback_reasons,omitempty"`
+	Commands  map[string]int64 `json:"commands"`
+	Reasons   map[string]int64 `json:"claim_reasons,omitempty"`
+	Fallbacks map[string]int64 `json:"fallback_reasons,omitempty"`
 }
 
 // Compared is all that was measured.
@@ -185,18 +184,18 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 	}
 	used, took := f.Redis.Used().Since(before), time.Since(start)
 	m := Measured{
-		Row: r.name, Mode: w.name, Nodes: nodes, Idle: idle,
+		Row: r.name, Mode: w.name, Nodes: nodes,
 		CPU: micros(beyond(used.CPU, took, idle), t.asked), NodeCPU: micros(cpu, t.asked),
 		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
 	}
 	asked := float64(max(1, t.asked))
 	m.Claims = 1000 * float64(used.Scripts) / asked
-	m.Draws = 1000 * float64(used.Commands["hincrby"].Calls) / 2 / asked
+	m.Draws = 1000 * float64(used.Commands["hincrby"]) / 2 / asked
 	m.Bytes = float64(used.In+used.Out) / asked
 	m.Second = asked / c.length.Seconds()
-	for name, command := range used.Commands {
+	for name, n := range used.Commands {
 		if name != "info" { // of this measurement
-			m.Each += float64(command.Calls) / asked
+			m.Each += float64(n) / asked
 		}
 	}
 	m.count(t)

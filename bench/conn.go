@@ -37,12 +37,11 @@ const callSlots = 1 << 16
 // itself: a gRPC client would need more processor time for a call than the server
 // that is to be overloaded.
 type conn struct {
-	tcp      net.Conn
-	in       *bufio.Reader
-	patience time.Duration
-	head     []byte        // the header block of all calls but the first
-	more     chan struct{} // a call has ended
-	ended    chan struct{}
+	tcp   net.Conn
+	in    *bufio.Reader
+	head  []byte        // the header block of all calls but the first
+	more  chan struct{} // a call has ended
+	ended chan struct{}
 
 	mu          sync.Mutex
 	err         error         // guarded by mu, as all below: why it reads no more
@@ -59,17 +58,16 @@ type conn struct {
 	writing sync.Mutex // held while frames are written
 }
 
-// dial connects, and waits for the server's settings. Calls on the connection wait
-// as long as patience; at most most are outstanding.
-func dial(address string, most int, patience time.Duration) (*conn, error) {
+// dial connects, and waits for the server's settings.
+func dial(address string) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", address, err)
 	}
 	c := &conn{
-		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10), patience: patience,
+		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10),
 		more: make(chan struct{}, 1), ended: make(chan struct{}),
-		next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535, tally: newOutcomes(),
+		next: 1, oldest: 1, calls: make([]call, callSlots), most: outstanding / floodConns, window: 65535, tally: newOutcomes(),
 	}
 	c.frames = http2.NewFramer(&c.out, nil)
 	c.mu.Lock()
@@ -110,7 +108,7 @@ func (c *conn) greetLocked(address string) error {
 			{":authority", address},
 			{"te", "trailers"},
 			{"content-type", "application/grpc"},
-			{"grpc-timeout", fmt.Sprintf("%dm", c.patience.Milliseconds())},
+			{"grpc-timeout", fmt.Sprintf("%dm", impatience.Milliseconds())},
 			{"user-agent", "sluice-bench"},
 		} {
 			_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
@@ -152,7 +150,7 @@ func (c *conn) giveUpLocked(now time.Time) {
 		if w.id != c.oldest || w.state != waiting {
 			continue
 		}
-		if now.Sub(w.intended) <= c.patience {
+		if now.Sub(w.intended) <= impatience {
 			return
 		}
 		w.state = free
@@ -247,7 +245,7 @@ func (c *conn) answeredLocked(id uint32, now time.Time) {
 	}
 	w.state = decided
 	took := now.Sub(w.intended)
-	if took > c.patience {
+	if took > impatience {
 		c.tally.givenUp++ // the caller had, and has only not said so yet
 		return
 	}

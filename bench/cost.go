@@ -21,20 +21,19 @@ import (
 // in turn.
 type CostOptions struct {
 	report.Setup
-	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
-	Round       time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
-	Callers     int           `in:"1..100000" default:"64" help:"Concurrent callers."`
-	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
-	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
-	MaxRatio    float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
-	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
-	MaxForward  float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
+	Rounds     int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
+	Round      time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
+	MaxRatio   float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Forwarded  bool          `help:"Also measure decisions by another node, in mode routing."`
+	MaxForward float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
 // Examples implements [report.Measurement].
 func (*CostOptions) Examples() string {
 	return "  sluicelab bench cost\n  sluicelab bench cost --forwarded"
 }
+
+const costCallers, costConns, costKeys = 64, 4, 1000
 
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
@@ -146,14 +145,14 @@ func (c *contender) start(o *CostOptions) (err error) {
 	} else {
 		c.fleet, err = process.StartFleet(o.Binary, costRules, c.nodes)
 	}
-	for i := 0; i < o.Connections && err == nil; i++ {
+	for i := 0; i < costConns && err == nil; i++ {
 		err = c.pool.Add(c.fleet.Nodes[0].Address, caller.Raw())
 	}
 	if err != nil {
 		return err
 	}
 	owners := ring.New(c.fleet.Peers)
-	for i := 0; len(c.bytes) < o.Keys; i++ {
+	for i := 0; len(c.bytes) < costKeys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
 		if c.nodes < 2 || owners.Owner(xxhash.Sum64String(value)) == c.fleet.Peers[1] {
 			c.bytes = append(c.bytes, caller.Encoded(caller.Request("bench", "generic_key", "api", "api_key", value)))
@@ -178,7 +177,7 @@ func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
 	start := time.Now()
 	l := load.Load{Rate: fastest, Keys: len(c.bytes), Length: o.Round}
 	r.cpu, err = process.Spent(c.fleet, func() error {
-		return r.drive(ctx, o.Callers, l, start, func(key int) error {
+		return r.drive(ctx, costCallers, l, start, func(key int) error {
 			var answer []byte
 			return c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[key], &answer)
 		})

@@ -17,34 +17,20 @@ import (
 // OverloadOptions are calls beyond the capacity of a server.
 type OverloadOptions struct {
 	report.Setup
-	Step        time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
-	Rounds      int           `in:"1..100" default:"3" help:"Repetitions of each measurement. The median round is shown."`
-	Times       []float64     `in:"0.01..100" default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
-	Patience    time.Duration `in:"1ms..10s" default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
-	Connections int           `in:"1..1000" default:"4" help:"Connections of the callers."`
-	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
-	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
-	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
+	Step   time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
+	Rounds int           `in:"1..100" default:"3" help:"Repetitions of each measurement. The median round is shown."`
+	Times  []float64     `in:"0.01..100" default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
 }
 
 // Examples implements [report.Measurement].
 func (*OverloadOptions) Examples() string { return "  sluicelab bench overload" }
 
-// validate reports every problem.
-func (o *OverloadOptions) validate() error {
-	var b report.Bounds
-	b.Check(o)
-	if least := max(1, o.Connections); o.Outstanding < least || o.Outstanding > callSlots/2 {
-		b.Refuse("--outstanding", o.Outstanding, fmt.Sprintf("%d to %d", least, callSlots/2))
-	}
-	if o.Callers < 1 || o.Callers > o.Outstanding {
-		b.Refuse("--callers", o.Callers, fmt.Sprintf("1 to %d", o.Outstanding))
-	}
-	if len(o.Times) == 0 {
-		b.Refuse("--times", "empty", "at least one multiple")
-	}
-	return b.Err()
-}
+const (
+	impatience  = 20 * time.Millisecond // after which callers give up, as Envoy does
+	floodConns  = 4
+	saturating  = 128  // callers of a closed loop, while the capacity is measured
+	outstanding = 1024 // calls at most, by Envoy's circuit breaker
+)
 
 // OverloadStep is what became of calls at one multiple of the capacity. Rates are by second.
 type OverloadStep struct {
@@ -65,7 +51,6 @@ type OverloadStep struct {
 type OverloadReport struct {
 	Capacity float64        `json:"capacity"` // answers a second, in a closed loop
 	P99      time.Duration  `json:"capacity_latency_p99"`
-	Patience time.Duration  `json:"patience"`
 	Server   int            `json:"processors_of_the_server"`
 	Load     int            `json:"processors_of_the_load"`
 	Apart    bool           `json:"processors_apart"`
@@ -81,12 +66,12 @@ descriptors:
 
 // Measure implements [report.Measurement]: a server's capacity, and then its answers at multiples of it.
 func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
-	if err := o.validate(); err != nil {
+	if err := report.Check(o); err != nil {
 		return nil, err
 	}
 	var fleet *process.Fleet
 	share, rejoin, err := process.Divide(func() (err error) {
-		fleet, err = process.StartFleet(o.Binary, overloadRules, 1, "--max-wait", o.MaxWait.String())
+		fleet, err = process.StartFleet(o.Binary, overloadRules, 1)
 		return err
 	})
 	if fleet != nil {
@@ -99,15 +84,15 @@ func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
 		return nil, err
 	}
 	m := &flood{OverloadOptions: o, server: fleet.Nodes[0]}
-	for range o.Connections {
-		c, err := dial(m.server.Address, max(1, o.Outstanding/o.Connections), o.Patience)
+	for range floodConns {
+		c, err := dial(m.server.Address)
 		if err != nil {
 			return nil, err
 		}
 		defer c.close()
 		m.conns = append(m.conns, c)
 	}
-	r := &OverloadReport{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
+	r := &OverloadReport{Server: share.Server, Load: share.Own, Apart: share.Apart}
 	return r, m.measure(ctx, r)
 }
 
@@ -135,7 +120,7 @@ func (f *flood) measure(ctx context.Context, r *OverloadReport) error {
 			return err
 		}
 		if t.answered == 0 {
-			return fmt.Errorf("%s answered none of %d calls within %v", f.server.Address, t.offered, f.Patience)
+			return fmt.Errorf("%s answered none of %d calls within %v", f.server.Address, t.offered, impatience)
 		}
 		of := float64(t.answered) / f.Step.Seconds()
 		capacities = append(capacities, capacity{of, float64(t.latency.at(99))})
@@ -230,7 +215,7 @@ func (f *flood) open(ctx context.Context, rate float64, length time.Duration) (*
 // closed keeps calls of all callers under way, for a time.
 func (f *flood) closed(ctx context.Context, length time.Duration) (*outcomes, error) {
 	end := time.Now().Add(length)
-	return f.each(ctx, func(int) pace { return pace{end: end, callers: max(1, f.Callers/len(f.conns))} })
+	return f.each(ctx, func(int) pace { return pace{end: end, callers: saturating / floodConns} })
 }
 
 // each makes the calls of each connection.
@@ -273,7 +258,7 @@ func (c *conn) drive(ctx context.Context, p pace) error {
 		for !p.next.After(now) && p.next.Before(p.end) && (p.callers == 0 || c.outstanding < p.callers) {
 			c.tally.offered++
 			n++
-			began := now.Sub(p.next) <= c.patience && c.beginLocked(messages[n*7919%len(messages)], p.next)
+			began := now.Sub(p.next) <= impatience && c.beginLocked(messages[n*7919%len(messages)], p.next)
 			if !began && p.callers > 0 {
 				break
 			}
@@ -320,7 +305,7 @@ func (r *OverloadReport) Page() *report.Page {
 		Title: "Overload: answers in time beyond the capacity",
 		Lead: []string{
 			fmt.Sprintf("The capacity is %.0f answers a second, p99 %.1f ms; %s.", r.Capacity, 1000*r.P99.Seconds(), where),
-			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", r.Patience),
+			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", impatience),
 		},
 		Tables: []report.Table{report.Rows("By what is offered; calls a second", r.Steps,
 			"held back: by the caller, who had as many outstanding as its circuit breaker or the server's bound on streams allows. shed: answered UNAVAILABLE.",

@@ -355,14 +355,14 @@ func (t *tokenTally) settled(err error) {
 }
 
 // measured is what came of it.
-func (p *player) measured(commands map[string]process.RedisCommand) TokensMeasured {
+func (p *player) measured(commands map[string]int64) TokensMeasured {
 	t := p.tally
 	m := TokensMeasured{
 		Case: p.of.name, Way: p.way.name, Requests: t.asked, Refused: t.refused, Fitted: t.fitted, Failed: t.failed,
 		Used: t.used, Share: float64(t.used) / float64(t.limit), Over: max(0, t.used-t.limit), Bound: t.mostExcess, P99: t.latency.at(99),
 	}
 	for _, name := range []string{"eval", "evalsha", "exec", "incrby"} {
-		m.Operations += 1000 * float64(commands[name].Calls) / float64(max(1, t.asked))
+		m.Operations += 1000 * float64(commands[name]) / float64(max(1, t.asked))
 	}
 	switch {
 	case t.failed > 0:

@@ -60,7 +60,7 @@ func (c *Client) tokens(now ratelimit.Instant, s *typev3.TokenBucket, b *bucket)
 	if c.same(was.of, of) {
 		return was
 	}
-	if c.Quirks.ScalesChanged {
+	if c.quirks.ScalesChanged {
 		was.fill(now)
 		if was.max > 0 {
 			t.level = math.Floor(t.max * was.level / was.max)
@@ -70,7 +70,7 @@ func (c *Client) tokens(now ratelimit.Instant, s *typev3.TokenBucket, b *bucket)
 }
 
 func (c *Client) same(a, b shape) bool {
-	if c.Quirks.ComparesLittle {
+	if c.quirks.ComparesLittle {
 		return a.max == b.max && a.fill == b.fill && a.interval%time.Second == b.interval%time.Second
 	}
 	return a == b

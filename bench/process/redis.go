@@ -71,17 +71,11 @@ type RedisUse struct {
 	CPU     time.Duration // processor time
 	Scripts int64         // EVAL and EVALSHA: each settles the claims of one key
 	In, Out int64         // bytes that it has received and sent
-	// Commands are how often it has run each, and for how long in all.
-	Commands map[string]RedisCommand
+	// Commands are how often it has run each.
+	Commands map[string]int64
 }
 
-// RedisCommand is one kind of command.
-type RedisCommand struct {
-	Calls int64         `json:"calls"`
-	Time  time.Duration `json:"time"` // in the command itself, without reading, parsing and answering
-}
-
-var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+),usec=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
+var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
 
 // Used reads its work. Without an answer within a second, only the processor time is set.
 func (s *Redis) Used() (u RedisUse) {
@@ -92,17 +86,16 @@ func (s *Redis) Used() (u RedisUse) {
 	if err != nil {
 		return u
 	}
-	u.Commands = map[string]RedisCommand{}
+	u.Commands = map[string]int64{}
 	for _, m := range uses.FindAllStringSubmatch(text, -1) {
-		n, _ := strconv.ParseInt(cmp.Or(m[2], m[5]), 10, 64)
-		us, _ := strconv.ParseInt(m[3], 10, 64)
-		switch m[4] {
+		n, _ := strconv.ParseInt(cmp.Or(m[2], m[4]), 10, 64)
+		switch m[3] {
 		case "in":
 			u.In += n
 		case "out":
 			u.Out += n
 		default:
-			u.Commands[m[1]] = RedisCommand{n, time.Duration(us) * time.Microsecond}
+			u.Commands[m[1]] = n
 			if m[1] == "eval" || m[1] == "evalsha" {
 				u.Scripts += n
 			}
@@ -115,14 +108,11 @@ func (s *Redis) Used() (u RedisUse) {
 func (u RedisUse) Since(before RedisUse) RedisUse {
 	d := RedisUse{
 		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: max(0, u.In-before.In), Out: max(0, u.Out-before.Out),
-		Commands: map[string]RedisCommand{},
+		Commands: map[string]int64{},
 	}
-	for name, c := range u.Commands {
-		was := before.Commands[name]
-		c.Calls -= was.Calls
-		if c.Calls > 0 {
-			c.Time -= was.Time
-			d.Commands[name] = c
+	for name, n := range u.Commands {
+		if n > before.Commands[name] {
+			d.Commands[name] = n - before.Commands[name]
 		}
 	}
 	return d

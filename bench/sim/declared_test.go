@@ -21,7 +21,7 @@ func TestDeclaredStoreOps(t *testing.T) {
 	check := func(t *testing.T, rule *ratelimit.Rule) {
 		t.Parallel()
 		l := rule.Limit
-		worst := &Result{}
+		worst := &opsCounter{}
 		for _, run := range []struct {
 			demand float64 // of the limit, for each key
 			fault  []Fault
@@ -33,20 +33,22 @@ func TestDeclaredStoreOps(t *testing.T) {
 			{1.5, []Fault{{At: 20 * time.Second, Kind: Pause, Node: 1, For: 10 * time.Second}}},
 		} {
 			rate := min(1500, keys*run.demand*float64(l.Requests)/l.Period().Seconds())
+			ops := &opsCounter{}
 			result := played(t, Options{
-				Seed: 1, Nodes: 3, Rule: anew(rule), CountOps: true, Net: near, Faults: run.fault,
+				Seed: 1, Nodes: 3, Rule: anew(rule), watch: ops, Net: near, Faults: run.fault,
 				Load: load.Load{Rate: rate, Keys: keys, Length: length},
 			})
-			if result.OpsUsed > worst.OpsUsed {
-				worst = result
+			ops.finish()
+			if ops.used > worst.used {
+				worst = ops
 			}
-			if result.OpsUsed > 1 || result.Recalls > result.Claims {
+			if ops.used > 1 || result.Recalls > result.Claims {
 				t.Errorf("%v times the limit, %v: %d claims of a key by a node for %+v: %.2f of what is declared; %d recalls, %d claims",
-					run.demand, run.fault, result.Ops, result.OpsDemand, result.OpsUsed, result.Recalls, result.Claims)
+					run.demand, run.fault, ops.claims, ops.demand, ops.used, result.Recalls, result.Claims)
 			}
 		}
-		t.Logf("%.2f of what is declared: %d claims for %+v", worst.OpsUsed, worst.Ops, worst.OpsDemand)
-		if worst.Ops == 0 {
+		t.Logf("%.2f of what is declared: %d claims for %+v", worst.used, worst.claims, worst.demand)
+		if worst.claims == 0 {
 			t.Error("no claim was counted")
 		}
 	}

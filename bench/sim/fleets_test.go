@@ -162,7 +162,7 @@ func regionsOf(t *testing.T, algorithm ratelimit.Algorithm, trip time.Duration) 
 	rule := declaring(t, l, map[string]string{"mode": "routing", "on_store_failure": "closed"})
 	rule.Coordination.StoreDeadline, rule.Coordination.OnDeny = 5*trip, algorithm.OnDeny()
 	return Options{
-		Seed: 1, Nodes: 6, Regions: 3, Rule: rule, Check: true, CountOps: true,
+		Seed: 1, Nodes: 6, Regions: 3, Rule: rule, Check: true,
 		Load: load.Load{Rate: 150, Keys: 1, Length: 3 * time.Minute},
 		Net:  Net{Trip: Delay{Least: trip, Tail: time.Millisecond}, Hop: near.Hop, Skew: 20e-6},
 	}

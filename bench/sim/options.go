@@ -42,7 +42,14 @@ type Options struct {
 	Trace     io.Writer // of events other than decisions; nil: none
 	Decisions bool      // trace decisions, too
 	Points    int       `in:"0..10000"` // of the Result's Timeline; 0: none
-	CountOps  bool      // report the claims in the Result, with the declared maximum
+	watch     watcher   // nil: none
+}
+
+// watcher sees what nodes do, for a test.
+type watcher interface {
+	open(w *world)
+	claimed(node ratelimit.Holder, k *key) // a claim has reached the store
+	asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
 // Change is a new version of the rule, which each node reads at its own time.
@@ -147,6 +154,18 @@ type Fault struct {
 // String is for readers.
 func (f Fault) String() string {
 	return fmt.Sprintf("%v %v node %d for %v", f.At, f.Kind, f.Node, f.For)
+}
+
+// setFields sets fields of a coordination as rule files do, in a fixed order.
+func setFields(c *ratelimit.Coordination, fields map[string]string) error {
+	for _, field := range ratelimit.CoordinationFields {
+		if text, ok := fields[field]; ok {
+			if err := c.Set(field, text); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // MaxNodes bounds the nodes of a run.

@@ -79,12 +79,8 @@ func drawOutage(seed uint64, mode, policy string) outage {
 		"mode": mode, "on_store_failure": policy, "max_nodes": pick(fmt.Sprint(nodes), "10"), "lease.size": pick("auto", "auto", "1", "10"),
 		"reclaim": pick("safe", "safe", "eager"), "on_deny": pick("charge", "refund"), "drift_budget": pick("1%", "10%"),
 	}
-	for _, field := range ratelimit.CoordinationFields {
-		if text, ok := fields[field]; ok {
-			if err := r.Coordination.Set(field, text); err != nil {
-				panic(err) // the fields above are wrong
-			}
-		}
+	if err := setFields(&r.Coordination, fields); err != nil {
+		panic(err) // the fields above are wrong
 	}
 	const windows = 5
 	one := r.Limit.Period()

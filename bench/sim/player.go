@@ -37,7 +37,7 @@ const (
 
 func (e *envoys) join() {
 	p := &player{envoys: e, name: fmt.Sprint("Envoy ", len(e.all))}
-	p.client = envoy.New(envoy.Options{Domain: "d", Quirks: e.Envoys.Quirks}, p)
+	p.client = envoy.New("d", e.Envoys.Quirks, p)
 	e.all = append(e.all, p)
 	if e.Envoys.Bursts {
 		p.turn()

@@ -34,12 +34,6 @@ type Result struct {
 	P999    time.Duration    `json:"wait_p999"`
 	Longest time.Duration    `json:"wait_longest"`
 
-	// OpsUsed is the highest share of the declared store operations that a node needed for a key in a window:
-	// Ops claims for OpsDemand. It is counted with Options.CountOps.
-	OpsUsed   float64          `json:"store_operations_used,omitempty"`
-	Ops       int64            `json:"store_operations,omitempty"`
-	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
-
 	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
 	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
 	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0

@@ -344,7 +344,9 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	p.result.Claims += int64(len(claims))
 	for _, i := range p.order(claims) {
 		c, g := &claims[i], &grants[i]
-		p.claimed(c.Holder>>nameBits, c.Key)
+		if p.watch != nil {
+			p.watch.claimed(c.Holder>>nameBits, p.named[c.Key])
+		}
 		if c.Draws() {
 			p.result.Draws++
 		}

@@ -92,12 +92,8 @@ func Runs() int64 { return int64(2 * len(variants)) }
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
-	for _, field := range ratelimit.CoordinationFields { // in a fixed order
-		if text, ok := v.set[field]; ok {
-			if err := r.Coordination.Set(field, text); err != nil {
-				return Options{}, fmt.Errorf("%s: %w", v.name, err)
-			}
-		}
+	if err := setFields(&r.Coordination, v.set); err != nil {
+		return Options{}, fmt.Errorf("%s: %w", v.name, err)
 	}
 	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Check: true}
 	if q.Recorded != nil {

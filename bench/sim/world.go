@@ -48,7 +48,6 @@ type world struct {
 	ends   int64 // end of the run
 	idle   int   // events at this instant
 	bound  bound
-	ops    map[opsOf]*ops // by node and key, if they are counted
 }
 
 // key is one budget.
@@ -84,7 +83,7 @@ func Run(o Options) (*Result, error) {
 func newWorld(o *Options, e *envoys) *world {
 	w := &world{
 		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
-		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, ops: map[opsOf]*ops{}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
+		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
 	w.origin = o.Rule.Limit.WindowEnd(first).Add(o.Start)
@@ -95,6 +94,9 @@ func newWorld(o *Options, e *envoys) *world {
 	w.books.open(w)
 	if e != nil {
 		e.open(w)
+	}
+	if w.watch != nil {
+		w.watch.open(w)
 	}
 	for range o.Nodes {
 		w.join()
@@ -171,7 +173,6 @@ func (w *world) finish() *Result {
 		}
 		n.forsake() // it may still be paused
 	}
-	w.finishOps()
 	r.Declared = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift
 	r.Used = w.bound.used
 	r.Keys = len(w.keys)

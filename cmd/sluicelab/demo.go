@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"sync"
@@ -26,7 +25,6 @@ import (
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/deploy"
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
@@ -66,19 +64,14 @@ func (c *demoCmd) Run(s cli.Streams) error {
 		fmt.Fprintf(s.Out, "%v requests a second to %s\n", c.Rate, c.HTTP)
 		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)}, nil)
 	}
-	dir, err := os.MkdirTemp("", "sluice-demo")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	store := c.Redis
 	if store == "" {
-		redis, err := demoRedis(dir)
+		redis, err := process.OpenRedis()
 		if err != nil {
-			return err
+			return fmt.Errorf("%w, or set --redis", err)
 		}
-		defer redis.Stop()
-		store = redis.Address
+		defer redis.Close()
+		store = redis.Addr
 	}
 	rules := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
 	binary, done, err := c.find()
@@ -183,19 +176,6 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Proc
 	g.Go(func() error { return watch(ctx, s.Out, debug) })
 	g.Go(func() error { return c.demand(ctx, s, askers, llm) })
 	return g.Wait()
-}
-
-// demoRedis runs a Redis that keeps nothing.
-func demoRedis(dir string) (*process.Process, error) {
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, errors.New("redis-server is not on the PATH: install it (apt-get install redis-server), or set --redis")
-	}
-	ports, err := freeport.Find(1)
-	if err != nil {
-		return nil, err
-	}
-	return process.Start(path, "127.0.0.1:"+ports[0], "--port", ports[0], "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir)
 }
 
 // asker sends one request and reports whether it passed.
