@@ -20,17 +20,38 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
-	"github.com/sluice-gate/sluice/bench/sluicetest"
 	"github.com/sluice-gate/sluice/leasing/redistest/program"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var realEnvoy = flag.Bool("envoy", false, "run TestEndToEnd, with a real Envoy, for two minutes")
 
+// measure runs a measurement of sluice with all its commands, and of the servers that sluicelab runs. It returns the
+// result, and its page for a terminal. There must be as much progress as was announced.
+func measure[R report.Result](t *testing.T, m report.Measurement) (result R, page string) {
+	t.Helper()
+	given := m.Given()
+	given.Binary, given.Lab = built(t, "sluice"), built(t, "sluicelab")
+	told, all := 0, 0
+	given.Progress = func(done, of int, _ string) { told, all = done+1, of }
+	got, err := m.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if told != all || told == 0 {
+		t.Errorf("%d steps were told of %d", told, all)
+	}
+	var text strings.Builder
+	if err := got.Page().WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	return got.(R), text.String()
+}
+
 // fleet builds sluice, and opens a fleet of it until the test ends, on a Redis if shared.
 func fleet(t *testing.T, shared bool, rules string, nodes int) *process.Fleet {
 	t.Helper()
-	binary := built(t)
+	binary := built(t, "sluice")
 	var f *process.Fleet
 	var err error
 	if shared {
@@ -45,13 +66,13 @@ func fleet(t *testing.T, shared bool, rules string, nodes int) *process.Fleet {
 	return f
 }
 
-// built is the program, which is built where it has changed.
-func built(t *testing.T) string {
+// built is a program, which is built where it has changed.
+func built(t *testing.T, name string) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
-	binary, err := program.Build("sluice", "cmd/sluice")
+	binary, err := program.Build(name, "cmd/"+name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +139,7 @@ func TestTurnOfAWindow(t *testing.T) {
 // to compare. TestAccuracy has the mode that is not here.
 func TestStore(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*Compared](t, &StoreOptions{
+	r, page := measure[*Compared](t, &StoreOptions{
 		Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Modes: []string{"routing", "approx"}, Seed: 1,
 	})
 	if len(r.Measured) != 3 {
@@ -145,7 +166,7 @@ func TestStore(t *testing.T) {
 // each kind.
 func TestAccuracy(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*Compared](t, &AccuracyOptions{
+	r, page := measure[*Compared](t, &AccuracyOptions{
 		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing"},
 	})
 	if len(r.Measured) != 3 {
@@ -205,8 +226,9 @@ func TestMediansOfRounds(t *testing.T) {
 // Each row has a load.
 func TestEveryRowHasALoad(t *testing.T) {
 	for _, r := range slices.Concat(rows, scenarios, peerRows()) {
-		if errs := r.load(100, time.Second).Validate(); errs != nil || r.id == "" || r.name == "" {
-			t.Errorf("%s: %v", r.name, errs)
+		l := r.load(100, time.Second)
+		if err := report.Check(&l); err != nil || r.id == "" || r.name == "" {
+			t.Errorf("%s: %v", r.name, err)
 		}
 	}
 }
@@ -214,7 +236,7 @@ func TestEveryRowHasALoad(t *testing.T) {
 // Options that are wrong are refused, with each problem. Where the other limiters cannot be built, the command says so.
 func TestOptionsAreChecked(t *testing.T) {
 	for want, m := range map[string]report.Measurement{
-		"--nodes is 0; --rounds is 0; the rate; --rows is luke; --ways is x": &PeersOptions{
+		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &PeersOptions{
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
 		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Module: t.TempDir() + "/none"},
@@ -300,7 +322,7 @@ func TestAskGubernator(t *testing.T) {
 // Servers are called in turn: an empty one, one that decides, and two of which one decides for the other.
 func TestCost(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*CostReport](t, &CostOptions{
+	r, page := measure[*CostReport](t, &CostOptions{
 		Rounds: 2, Round: 500 * time.Millisecond, Forwarded: true,
 	})
 	for _, s := range r.Servers {
@@ -322,7 +344,7 @@ func TestEndToEnd(t *testing.T) {
 	if _, err := realenvoy.Find(); err != nil {
 		t.Skipf("REPORTED MISSING: nothing was run with an Envoy: %v", err)
 	}
-	r, page := sluicetest.Measure[*EnvoyReport](t, &EnvoyOptions{Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10})
+	r, page := measure[*EnvoyReport](t, &EnvoyOptions{Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10})
 	t.Log("\n" + page)
 	costs := map[string]EnvoyCost{}
 	for _, w := range r.Ways {
@@ -345,7 +367,7 @@ func TestOverload(t *testing.T) {
 	o := &OverloadOptions{
 		Step: 300 * time.Millisecond, Times: []float64{0.5, 4}, Rounds: 1,
 	}
-	r, page := sluicetest.Measure[*OverloadReport](t, o)
+	r, page := measure[*OverloadReport](t, o)
 	if len(r.Steps) != 2 || r.Capacity <= 0 || !strings.Contains(page, "of capacity") {
 		t.Fatalf("%+v\n%s", r, page)
 	}
@@ -369,7 +391,7 @@ func TestOverload(t *testing.T) {
 // litellm's case with real fleets: who peeks goes over, and who holds what a request costs at most does not.
 func TestFiveAtOnce(t *testing.T) {
 	t.Parallel()
-	r, page := sluicetest.Measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
+	r, page := measure[*TokensReport](t, &TokensOptions{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
 	if len(r.Measured) != len(tokenWays) {
 		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(tokenWays))
 	}

@@ -82,7 +82,7 @@ type Compared struct {
 
 // measure checks options, and measures each chosen row in each chosen way.
 func (c *comparison) measure(ctx context.Context, options any) (report.Result, error) {
-	b := report.Bounds(load.Load{Rate: c.rate, Keys: 1, Length: c.length}.Validate())
+	var b report.Bounds
 	b.Check(options)
 	rows := report.Choose(&b, c.rowFlag, c.named, c.rows, func(r *row) string { return r.id })
 	ways := report.Choose(&b, c.wayFlag, c.chosen, c.ways, func(w *way) string { return w.name })

@@ -20,17 +20,12 @@ import (
 // CostOptions compare the CPU of a call with that of an empty server of the same protocol. The same client drives both,
 // in turn.
 type CostOptions struct {
-	report.Setup
-	Rounds     int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
-	Round      time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
-	MaxRatio   float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
-	Forwarded  bool          `help:"Also measure decisions by another node, in mode routing."`
-	MaxForward float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
-}
-
-// Examples implements [report.Measurement].
-func (*CostOptions) Examples() string {
-	return "  sluicelab bench cost\n  sluicelab bench cost --forwarded"
+	report.Setup `examples:"sluicelab bench cost|sluicelab bench cost --forwarded"`
+	Rounds       int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
+	Round        time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
+	MaxRatio     float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Forwarded    bool          `help:"Also measure decisions by another node, in mode routing."`
+	MaxForward   float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
 const costCallers, costConns, costKeys = 64, 4, 1000

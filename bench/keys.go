@@ -19,15 +19,12 @@ import (
 // KeysOptions send ever new keys to one process, as an attacker would who invents them: values, values that statistics
 // name, limits of the request's own, and domains.
 type KeysOptions struct {
-	report.Setup
-	Keys      int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
-	MaxKeys   int `in:"0..1000000000000" default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
-	Memory    int `in:"0..1000000000" help:"GOMEMLIMIT of the server in MiB (0: none)."`
-	MaxMemory int `default:"1536" help:"Failure threshold for resident memory in MiB."`
+	report.Setup `examples:"sluicelab bench keys"`
+	Keys         int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
+	MaxKeys      int `in:"0..1000000000000" default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
+	Memory       int `in:"0..1000000000" help:"GOMEMLIMIT of the server in MiB (0: none)."`
+	MaxMemory    int `default:"1536" help:"Failure threshold for resident memory in MiB."`
 }
-
-// Examples implements [report.Measurement].
-func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
 
 // KeysReport is what was seen on the way.
 type KeysReport struct {

@@ -22,20 +22,15 @@ import (
 
 // PeersOptions compare fleets of Sluice with fleets of other rate limiters, each built from its Go module (bench/peers).
 type PeersOptions struct {
-	report.Setup
-	Nodes  []int         `in:"1..20" default:"3,1" help:"Sizes of the fleets."`
-	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
-	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement."`
-	Rounds int           `in:"1..100" default:"3" help:"Measurements of each way, in turn."`
-	Rows   []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
-	Ways   []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
-	Seed   uint64        `default:"1" help:"Seed of the demand."`
-	Module string        `default:"bench/peers" help:"Directory of the module that pins the others."`
-}
-
-// Examples implements [report.Measurement].
-func (*PeersOptions) Examples() string {
-	return "  sluicelab bench peers\n  sluicelab bench peers --rows cold --nodes 3 --ways ratelimit,leasing"
+	report.Setup `examples:"sluicelab bench peers|sluicelab bench peers --rows cold --nodes 3 --ways ratelimit,leasing"`
+	Nodes        []int         `in:"1..20" default:"3,1" help:"Sizes of the fleets."`
+	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
+	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement."`
+	Rounds       int           `in:"1..100" default:"3" help:"Measurements of each way, in turn."`
+	Rows         []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
+	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
+	Seed         uint64        `default:"1" help:"Seed of the demand."`
+	Module       string        `default:"bench/peers" help:"Directory of the module that pins the others."`
 }
 
 // peerWays are the others, and the modes of Sluice.
@@ -120,7 +115,7 @@ func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
 			if err != nil {
 				return err
 			}
-			p, err := process.StartWith([]string{
+			p, err := process.Start([]string{
 				"RUNTIME_ROOT=" + c.programs, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false", "LOG_LEVEL=error", "DISABLE_STATS=true",
 				"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + f.Redis.Addr, "GRPC_HOST=127.0.0.1", "GRPC_PORT=" + ports[0],
 				"HOST=127.0.0.1", "PORT=" + ports[1], "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + ports[2],
@@ -150,7 +145,7 @@ func openGubernator(c *comparison, _ *row, nodes int) (*process.Fleet, error) {
 	return openOther(func(f *process.Fleet) error {
 		for i, address := range addresses {
 			http := "127.0.0.1:" + ports[2*i+1]
-			p, err := process.StartWith([]string{
+			p, err := process.Start([]string{
 				"GUBER_GRPC_ADDRESS=" + address, "GUBER_ADVERTISE_ADDRESS=" + address, "GUBER_HTTP_ADDRESS=" + http,
 				"GUBER_PEER_DISCOVERY_TYPE=none", fmt.Sprintf("GUBER_CACHE_SIZE=%d", maxKeys), "GUBER_LOG_LEVEL=error",
 			}, filepath.Join(c.programs, "gubernator"), address, addresses...)

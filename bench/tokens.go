@@ -26,16 +26,11 @@ import (
 
 // TokensOptions are limits in tokens whose cost is known when a request is done.
 type TokensOptions struct {
-	report.Setup
-	Nodes  int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
-	Length time.Duration `in:"10s..50s" default:"15s" help:"Length of the longest case, without its last responses. A case is within a window of a minute."`
-	Case   []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
-	Seed   uint64        `default:"1" help:"Seed of the demand."`
-}
-
-// Examples implements [report.Measurement].
-func (*TokensOptions) Examples() string {
-	return "  sluicelab bench tokens\n  sluicelab bench tokens --case five --case fifty"
+	report.Setup `examples:"sluicelab bench tokens|sluicelab bench tokens --case five --case fifty"`
+	Nodes        int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
+	Length       time.Duration `in:"10s..50s" default:"15s" help:"Length of the longest case, without its last responses. A case is within a window of a minute."`
+	Case         []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
+	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
 // tokenCase is a limit of a minute and the demand for it.

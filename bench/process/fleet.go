@@ -101,7 +101,7 @@ func (f *Fleet) Start(i int) error {
 	if len(f.Nodes) > 1 {
 		args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i], "--peer-secret", "only-for-benchmarks")
 	}
-	n, err := Start(f.binary, "127.0.0.1:"+ports[0], args...)
+	n, err := Start(nil, f.binary, "127.0.0.1:"+ports[0], args...)
 	if err != nil {
 		return err
 	}

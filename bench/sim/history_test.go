@@ -148,9 +148,9 @@ func TestRunsAreTheSameTwice(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
-	o := Options{Net: Net{Loss: 2, Skew: -1}, Envoys: &Envoys{Direct: 2}}
+	o := Options{Net: Net{Loss: 2, Skew: -1}, Envoys: &Envoys{Direct: 2}, Load: load.Load{Keys: -1, Skew: -1, Hot: 2, Cost: -1}}
 	err := o.Validate()
-	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "the rate is 0", "count is 0", "direct is 2"} {
+	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "rate is 0", "keys is -1", "hot is 2", "cost is -1", "length is 0s", "count is 0", "direct is 2"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said in: %v", want, err)
 		}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -78,6 +79,9 @@ type Mix struct {
 // Ledger is a ledger that a run can use.
 type Ledger interface {
 	account.Ledger
+	account.Registrations
+	Look(ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
+	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 	Forget()                                   // loses everything
 	Evict(key string, window ratelimit.Window) // loses one account, without a sign
 }
@@ -173,8 +177,9 @@ const MaxNodes = 1000
 
 // Validate reports every problem, each with its value and its bound.
 func (o *Options) Validate() error {
-	errs := report.Bounds(o.Load.Validate())
+	var errs report.Bounds
 	errs.Check(o)
+	errs.Check(&o.Load)
 	errs.Check(&o.Net)
 	if o.Envoys != nil {
 		errs.Check(o.Envoys)

@@ -173,11 +173,20 @@ func (a *Answer) recommend(q *Question) {
 	a.Best = max(best, 0)
 	c := &a.Choices[a.Best]
 	strict := a.Choices[0].Plain.ClaimsPerThousand()
+	over := fmt.Sprintf("it may be %d over, and was %d", c.Declared, c.Plain.Over)
+	if c.Declared == 0 {
+		over = "it is never over the limit, as long as the store keeps its data"
+	}
+	waits := 100 * float64(c.Plain.Waited) / float64(max(1, c.Plain.Requests))
+	share := "%.2g"
+	if waits >= 10 {
+		share = "%.0f"
+	}
 	a.Reasons = append(
 		a.Reasons,
-		fmt.Sprintf("Use %s: %s.", c.Name, over(c)),
-		fmt.Sprintf("It asks the store %.4g times for 1,000 decisions, where asking for each takes %.4g; %s; 999 of 1,000 decisions take at most %v.",
-			c.Plain.ClaimsPerThousand(), strict, share(c.Plain.Waited, c.Plain.Requests, "of requests wait"), c.Plain.P999),
+		fmt.Sprintf("Use %s: %s.", c.Name, over),
+		fmt.Sprintf("It asks the store %.4g times for 1,000 decisions, where asking for each takes %.4g; "+share+"%% of requests wait; 999 of 1,000 decisions take at most %v.",
+			c.Plain.ClaimsPerThousand(), strict, waits, c.Plain.P999),
 		fmt.Sprintf("On a bad day (a slow store, a dead one, a crash and a pause) it was %d over and %d under, and 999 of 1,000 decisions took at most %v.", c.Bad.Over, c.Bad.Under, c.Bad.P999),
 	)
 	for i := range a.Choices {
@@ -185,21 +194,6 @@ func (a *Answer) recommend(q *Question) {
 			a.Reasons = append(a.Reasons, fmt.Sprintf("Not %s: it %s.", other.Name, other.Why))
 		}
 	}
-}
-
-func over(c *Choice) string {
-	if c.Declared == 0 {
-		return "it is never over the limit, as long as the store keeps its data"
-	}
-	return fmt.Sprintf("it may be %d over, and was %d", c.Declared, c.Plain.Over)
-}
-
-func share(n, of int64, what string) string {
-	percent := 100 * float64(n) / float64(max(1, of))
-	if percent >= 10 {
-		return fmt.Sprintf("%.0f%% %s", percent, what)
-	}
-	return fmt.Sprintf("%.2g%% %s", percent, what)
 }
 
 // Table shows the choices; the recommended one has a star.

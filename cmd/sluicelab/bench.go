@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"reflect"
 	"strings"
 	"time"
 
@@ -38,7 +39,10 @@ type measuring[T any, P interface {
 }
 
 // Help is what `--help` says below the summary.
-func (m *measuring[T, P]) Help() string { return "Examples:\n\n" + P(&m.Options).Examples() }
+func (m *measuring[T, P]) Help() string {
+	setup, _ := reflect.TypeFor[T]().FieldByName("Setup")
+	return "Examples:\n\n  " + strings.ReplaceAll(setup.Tag.Get("examples"), "|", "\n  ")
+}
 
 // Run measures, shows the result, and fails if something is beyond its bound.
 func (m *measuring[T, P]) Run(s cli.Streams) error {

@@ -29,7 +29,7 @@ type whatIfCmd struct {
 
 	Nodes  int           `default:"3" help:"Nodes of the fleet."`
 	Rate   float64       `default:"1000" help:"Requests a second of all clients."`
-	Shape  string        `default:"steady" help:"Shape of the demand: steady, burst, flash or ramp."`
+	Shape  string        `default:"steady" enum:"steady,burst,flash,ramp" help:"Shape of the demand: steady, burst, flash or ramp."`
 	Keys   int           `default:"1000" help:"Distinct keys."`
 	Skew   float64       `default:"1.1" help:"Exponent of a Zipf distribution over the keys (0: uniform)."`
 	Hot    float64       `default:"0" help:"Additional part of the requests for one key, 0 to 1."`
@@ -86,19 +86,19 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 		Net:  sim.Net{Trip: sim.Delay{Least: c.Trip, Tail: c.Tail}, Hop: sim.Delay{Least: c.Hop}, Loss: c.Loss, Skew: 20e-6},
 		Load: load.Load{Rate: c.Rate, Keys: c.Keys, Skew: c.Skew, Hot: c.Hot, Cost: c.Cost, Length: c.Length},
 	}
-	var errs [5]error
+	var errs [4]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
-	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
-	q.Coordination, errs[2] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
+	q.Load.Shape = load.Shape(slices.Index(load.Shapes[:], c.Shape))
+	q.Coordination, errs[1] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
 	if c.Coordination["on_deny"] == "" {
 		q.Coordination.OnDeny = q.Limit.Algorithm.OnDeny()
 	}
-	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
-	if errs[3] != nil {
-		errs[3] = fmt.Errorf("--max-over: %w", errs[3])
+	q.MaxOver, errs[2] = ratelimit.ParseShare(c.MaxOver)
+	if errs[2] != nil {
+		errs[2] = fmt.Errorf("--max-over: %w", errs[2])
 	}
 	if c.Trace != "" {
-		q.Recorded, errs[4] = readTrace(c.Trace)
+		q.Recorded, errs[3] = readTrace(c.Trace)
 		if q.Recorded != nil {
 			q.Load = q.Recorded.Load()
 		}
