@@ -4,24 +4,18 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing/redistest/program"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var realEnvoy = flag.Bool("envoy", false, "run TestEndToEnd, with a real Envoy, for two minutes")
@@ -260,61 +254,23 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// A request to gubernator has the fields of gubernator.proto, and its answer is read by them: the status, and errors.
-func TestAskGubernator(t *testing.T) {
-	response := func(fields ...any) []byte {
-		var r []byte
-		for i := 0; i < len(fields); i += 2 {
-			number := protowire.Number(fields[i].(int)) //nolint:gosec // small
-			switch v := fields[i+1].(type) {
-			case int:
-				r = protowire.AppendVarint(protowire.AppendTag(r, number, protowire.VarintType), uint64(v)) //nolint:gosec // positive
-			case string:
-				r = protowire.AppendString(protowire.AppendTag(r, number, protowire.BytesType), v)
-			}
-		}
-		return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), r)
-	}
-	var asked, answer []byte
-	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer(grpc.ForceServerCodecV2(caller.Bytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		if method, _ := grpc.MethodFromServerStream(stream); method != "/pb.gubernator.V1/GetRateLimits" {
-			t.Errorf("the method is %s", method)
-		}
-		if err := stream.RecvMsg(&asked); err != nil {
-			return err
-		}
-		return stream.SendMsg(answer)
-	}))
-	defer server.Stop()
-	go func() { _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("passthrough:gubernator", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return listener.Dial() }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	r := &row{unit: ratelimit.Minute, limit: 10}
-	want := response(1, "bench", 2, "client-1", 3, 1, 4, 10, 5, 60_000)
+// An answer of gubernator is read by the fields of gubernator.proto: the status of the only response, or an error.
+func TestAnswersOfGubernator(t *testing.T) {
+	one := func(fields ...byte) []byte { return protowire.AppendBytes([]byte{10}, fields) }
 	for _, c := range []struct {
 		answer []byte
 		ok     bool
 		err    error
 	}{
-		{response(2, 10, 3, 9, 4, 1_800_000_000_000), true, nil}, // a status of 0 is left out
-		{response(1, 1, 2, 10, 4, 1_800_000_000_000), false, nil},
-		{response(5, "no peer"), false, errAnswer},
+		{one(16, 10, 24, 9), true, nil}, // a status of 0 is left out
+		{one(8, 1, 16, 10), false, nil},
+		{one(42, 2, 'n', 'o'), false, errAnswer},
 		{nil, false, errAnswer},
 		{[]byte{10, 200}, false, errAnswer},
-		{protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), []byte{8}), false, errAnswer},
+		{one(8), false, errAnswer},
 	} {
-		answer = c.answer
-		ok, err := askGubernator(t.Context(), conn, r, "client-1")
-		if ok != c.ok || !errors.Is(err, c.err) {
+		if ok, err := underLimit(c.answer); ok != c.ok || !errors.Is(err, c.err) {
 			t.Errorf("%x: %v, %v", c.answer, ok, err)
-		}
-		if string(asked) != string(want) {
-			t.Errorf("asked %x, must be %x", asked, want)
 		}
 	}
 }
@@ -413,17 +369,17 @@ func TestFiveAtOnce(t *testing.T) {
 }
 
 // What is over is what requests in flight cost beyond what they held, at its highest.
-func TestTokenTally(t *testing.T) {
-	c := newTokenTally(100)
-	for _, cost := range []int64{60, 30} {
-		c.answered(nil, cost, time.Millisecond)
-		c.flies(cost - 20)
-	}
-	c.flies(-40)
-	c.answered(envoy.ErrOver, 10, time.Millisecond)
-	c.answered(envoy.ErrOver, 11, time.Millisecond)
-	c.answered(context.DeadlineExceeded, 1, time.Millisecond)
-	if c.used != 90 || c.asked != 5 || c.refused != 2 || c.fitted != 1 || c.failed != 1 || c.mostExcess != 50 || c.excess != 10 {
-		t.Errorf("%+v", c)
+func TestTokensInFlight(t *testing.T) {
+	p := &player{of: &tokenCase{limit: 100}}
+	p.latency = newLatencies()
+	p.begins(nil, 60, 40, time.Millisecond)
+	p.begins(nil, 30, 10, time.Millisecond)
+	p.ends(nil, nil, 40)
+	p.begins(envoy.ErrOver, 10, 10, time.Millisecond)
+	p.begins(envoy.ErrOver, 11, 11, time.Millisecond)
+	p.begins(context.DeadlineExceeded, 1, 1, time.Millisecond)
+	p.ends(context.DeadlineExceeded, nil, 1)
+	if p.used != 90 || p.asked != 5 || p.refused != 2 || p.fitted != 1 || p.failed != 1 || p.mostExcess != 50 || p.excess != 10 {
+		t.Errorf("%+v", p)
 	}
 }

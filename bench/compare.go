@@ -97,27 +97,23 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 			return nil, err
 		}
 	}
-	type place struct {
-		*row
-		nodes int
-	}
-	var places []place
-	for i := range rows {
+	var places []row // with a number of nodes each
+	for _, r := range rows {
 		sizes := c.nodes
-		if rows[i].nodes > 0 {
-			sizes = []int{rows[i].nodes}
+		if r.nodes > 0 {
+			sizes = []int{r.nodes}
 		}
-		for _, nodes := range sizes {
-			places = append(places, place{&rows[i], nodes})
+		for _, r.nodes = range sizes {
+			places = append(places, r)
 		}
 	}
 	r := &Compared{Rate: c.rate, Length: c.length, Rounds: c.rounds, of: c}
-	for _, at := range places {
-		all := make([][]Measured, len(ways))
+	for i := range places {
+		at, all := &places[i], make([][]Measured, len(ways))
 		err := inTurn(c.rounds, len(ways), func(_, w int) error {
 			what := fmt.Sprintf("%s, %s, %d nodes", ways[w].name, at.name, at.nodes)
 			c.setup.Tell(len(places)*len(ways)*c.rounds, what)
-			m, err := c.one(ctx, at.row, &ways[w], at.nodes)
+			m, err := c.one(ctx, at, &ways[w])
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
@@ -162,11 +158,11 @@ func ofRounds(rounds []Measured) Measured {
 const idleTime = time.Second
 
 // one plays one row in one way.
-func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measured, error) {
+func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) {
 	var idle float64
 	var watching errgroup.Group // beside the fleet, which waits until its Redis is old enough
 	watching.Go(func() (err error) { idle, err = idleRedis(ctx); return err })
-	f, err := c.open(r, w, nodes)
+	f, err := c.open(r, w)
 	if f != nil {
 		defer f.Stop()
 	}
@@ -184,7 +180,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 	}
 	used, took := f.Redis.Used().Since(before), time.Since(start)
 	m := Measured{
-		Row: r.name, Mode: w.name, Nodes: nodes,
+		Row: r.name, Mode: w.name, Nodes: r.nodes,
 		CPU: micros(beyond(used.CPU, took, idle), t.asked), NodeCPU: micros(cpu, t.asked),
 		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
 	}
@@ -200,7 +196,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 	}
 	m.count(t)
 	if w.fields != nil {
-		declared := r.rule(w.fields).Declare(nodes, ratelimit.SharedStore)
+		declared := r.rule(w.fields).Declare(r.nodes, ratelimit.SharedStore)
 		m.Declared = int64(declared.Over.Tokens)
 		if r.amnesia {
 			m.Declared += int64(declared.OnLoss)
@@ -211,11 +207,11 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 }
 
 // open starts a fleet that answers in a way.
-func (c *comparison) open(r *row, w *way, nodes int) (*process.Fleet, error) {
+func (c *comparison) open(r *row, w *way) (*process.Fleet, error) {
 	if w.open != nil {
-		return w.open(c, r, nodes)
+		return w.open(c, r)
 	}
-	return openFleet(c.setup.Binary, r.file(w.fields), nodes, r.others, r.flags...)
+	return openFleet(c.setup.Binary, r.file(w.fields), r.nodes, r.others, r.flags...)
 }
 
 // play makes the row's requests, while things go wrong.

@@ -100,7 +100,7 @@ func buildPeers(ctx context.Context, module, dir string) (versions []string, err
 
 // openRatelimit starts servers of envoyproxy/ratelimit with the row's rule. Their settings are the
 // defaults, except that they write no statistics.
-func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
+func openRatelimit(c *comparison, r *row) (*process.Fleet, error) {
 	config := filepath.Join(c.programs, "ratelimit", "config")
 	if err := os.MkdirAll(config, 0o700); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -110,7 +110,7 @@ func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
 	return openOther(func(f *process.Fleet) error {
-		for range nodes {
+		for range r.nodes {
 			ports, err := freeport.Find(3)
 			if err != nil {
 				return err
@@ -133,12 +133,12 @@ func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
 
 // openGubernator starts nodes of gubernator, and waits until each has all others as peers. Their tables have room for
 // all keys, which by default they have not.
-func openGubernator(c *comparison, _ *row, nodes int) (*process.Fleet, error) {
-	ports, err := freeport.Find(2 * nodes)
+func openGubernator(c *comparison, r *row) (*process.Fleet, error) {
+	ports, err := freeport.Find(2 * r.nodes)
 	if err != nil {
 		return nil, err
 	}
-	addresses := make([]string, nodes)
+	addresses := make([]string, r.nodes)
 	for i := range addresses {
 		addresses[i] = "127.0.0.1:" + ports[2*i]
 	}
@@ -160,7 +160,7 @@ func openGubernator(c *comparison, _ *row, nodes int) (*process.Fleet, error) {
 		return process.Until("the nodes of gubernator know each other", func() bool {
 			for _, p := range f.Nodes {
 				text, err := p.Ask("/v1/HealthCheck")
-				if err != nil || !strings.Contains(strings.ReplaceAll(text, " ", ""), fmt.Sprintf(`"peer_count":%d`, nodes)) {
+				if err != nil || !strings.Contains(strings.ReplaceAll(text, " ", ""), fmt.Sprintf(`"peer_count":%d`, r.nodes)) {
 					return false
 				}
 			}

@@ -27,8 +27,8 @@ type StoreOptions struct {
 
 // Measure implements [report.Measurement].
 func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
-	baseline := way{name: "baseline", reference: true, open: func(c *comparison, r *row, nodes int) (*process.Fleet, error) {
-		return openBaseline(c.setup.Lab, r.limit, r.window(), nodes)
+	baseline := way{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
+		return openBaseline(c.setup.Lab, r.limit, r.window(), r.nodes)
 	}}
 	c := &comparison{
 		title: "The store: what Redis does for one decision", rowFlag: "--rows", rows: rows, named: o.Rows,
@@ -193,7 +193,7 @@ func (r *row) window() time.Duration { return r.rule(nil).Limit.Period() }
 type way struct {
 	name   string
 	fields map[string]string // of the coordination; nil: this is not Sluice
-	open   func(c *comparison, r *row, nodes int) (*process.Fleet, error)
+	open   func(c *comparison, r *row) (*process.Fleet, error)
 	ask    asker
 	// reference says that others are compared with it, if it is measured.
 	reference bool
