@@ -101,20 +101,6 @@ func TestPlenty(t *testing.T) {
 	}
 }
 
-// Fifty Envoys with few requests call once each, and never again: in time that is less than once
-// for a thousand requests.
-func TestCalls(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	o := usual(t, 600, 50, 3, true)
-	o.Load.Length = 45 * time.Minute
-	if r := played(t, o); r.Streams != 50 || r.Streams*1000 > r.Requests {
-		t.Errorf("%d streams for %d requests", r.Streams, r.Requests)
-	}
-}
-
 // A thousand streams over three nodes share 60,000 a minute. Streams break, Envoys stand still, answers come
 // late, a node is killed, and the store hangs and loses data: admissions stay within the declared bound.
 func TestThousandStreams(t *testing.T) {
