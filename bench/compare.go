@@ -185,9 +185,9 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
 	}
 	asked := float64(max(1, t.asked))
-	m.Claims = 1000 * float64(used.Scripts) / asked
+	m.Claims = 1000 * float64(used.Commands["eval"]+used.Commands["evalsha"]) / asked
 	m.Draws = 1000 * float64(used.Commands["hincrby"]) / 2 / asked
-	m.Bytes = float64(used.In+used.Out) / asked
+	m.Bytes = float64(used.Bytes) / asked
 	m.Second = asked / c.length.Seconds()
 	for name, n := range used.Commands {
 		if name != "info" { // of this measurement

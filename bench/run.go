@@ -130,14 +130,9 @@ type tally struct {
 	calls
 	limit  int64
 	window time.Duration
-	counts map[countKey]*count // guarded by mu
+	counts map[[2]int64]*count // guarded by mu; by key and window
 	passed int64               // guarded by mu
 	early  int64               // guarded by mu: refused while fewer than the limit had been admitted
-}
-
-type countKey struct {
-	key    int
-	window int64
 }
 
 // count is of one key in one window.
@@ -148,7 +143,7 @@ type count struct{ offered, admitted, perhaps int64 }
 const turn = 5 * time.Millisecond
 
 func newTally(limit int64, window time.Duration) *tally {
-	return &tally{calls: calls{latency: newLatencies()}, limit: limit, window: window, counts: map[countKey]*count{}}
+	return &tally{calls: calls{latency: newLatencies()}, limit: limit, window: window, counts: map[[2]int64]*count{}}
 }
 
 // answered counts the answer to a request for one token; err says that there was none.
@@ -183,7 +178,7 @@ func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err er
 }
 
 func (t *tally) ofLocked(key int, window int64) *count {
-	k := countKey{key, window}
+	k := [2]int64{int64(key), window}
 	c := t.counts[k]
 	if c == nil {
 		c = &count{}

@@ -141,20 +141,19 @@ func (p *Process) Ask(path string) (string, error) {
 	return string(text), err
 }
 
-// Metric is the number of the first of a node's metrics that begins so; found says that there is one.
-func (p *Process) Metric(begins string) (n float64, found bool, err error) {
+// Metric is the number of the first of a node's metrics that begins so.
+func (p *Process) Metric(begins string) (float64, error) {
 	text, err := p.Ask("/metrics")
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, begins) {
 			fields := strings.Fields(line)
-			n, err = strconv.ParseFloat(fields[len(fields)-1], 64)
-			return n, err == nil, err
+			return strconv.ParseFloat(fields[len(fields)-1], 64)
 		}
 	}
-	return 0, false, nil
+	return 0, fmt.Errorf("metrics of %s: no line begins with %s", p.Debug, begins)
 }
 
 // CPU is the processor time that it has used since it started.
@@ -237,37 +236,26 @@ func (s *Redis) Close() {
 
 // RedisUse is the work of a Redis so far.
 type RedisUse struct {
-	CPU     time.Duration // processor time
-	Scripts int64         // EVAL and EVALSHA: each settles the claims of one key
-	In, Out int64         // bytes that it has received and sent
-	// Commands are how often it has run each.
-	Commands map[string]int64
+	CPU      time.Duration    // processor time
+	Bytes    int64            // that it has received and sent
+	Commands map[string]int64 // how often it has run each
 }
 
-var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
+var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+)|total_net_(?:in|out)put_bytes:(\d+)`)
 
 // Used reads its work. Without an answer within a second, only the processor time is set.
-func (s *Redis) Used() (u RedisUse) {
+func (s *Redis) Used() RedisUse {
+	u := RedisUse{Commands: map[string]int64{}}
 	u.CPU, _ = s.CPU()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	text, err := s.client.Info(ctx, "all").Result() // several sections at once: from Redis 7 on only
-	if err != nil {
-		return u
-	}
-	u.Commands = map[string]int64{}
+	text, _ := s.client.Info(ctx, "all").Result() // several sections at once: from Redis 7 on only
 	for _, m := range uses.FindAllStringSubmatch(text, -1) {
-		n, _ := strconv.ParseInt(cmp.Or(m[2], m[4]), 10, 64)
-		switch m[3] {
-		case "in":
-			u.In += n
-		case "out":
-			u.Out += n
-		default:
+		n, _ := strconv.ParseInt(cmp.Or(m[2], m[3]), 10, 64)
+		if m[1] == "" {
+			u.Bytes += n
+		} else {
 			u.Commands[m[1]] = n
-			if m[1] == "eval" || m[1] == "evalsha" {
-				u.Scripts += n
-			}
 		}
 	}
 	return u
@@ -275,10 +263,7 @@ func (s *Redis) Used() (u RedisUse) {
 
 // Since is its work since an earlier reading.
 func (u RedisUse) Since(before RedisUse) RedisUse {
-	d := RedisUse{
-		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: max(0, u.In-before.In), Out: max(0, u.Out-before.Out),
-		Commands: map[string]int64{},
-	}
+	d := RedisUse{CPU: u.CPU - before.CPU, Bytes: max(0, u.Bytes-before.Bytes), Commands: map[string]int64{}}
 	for name, n := range u.Commands {
 		if n > before.Commands[name] {
 			d.Commands[name] = n - before.Commands[name]
