@@ -298,8 +298,8 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// Each way through a real Envoy answers its requests, and its cost is in the right place: Envoy pays for each, a service
-// only where it is called, and least where Envoys have leases.
+// Each way through a real Envoy answers its requests, and its cost is in the right place. Envoy pays for each request, a
+// service only where it is called, and least where Envoys have leases.
 func TestEndToEnd(t *testing.T) {
 	if !*realEnvoy {
 		t.Skip("not asked for: make envoy-test runs it")
