@@ -120,16 +120,16 @@ bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a s
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
-bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table and as .cache/accuracy.html
-	$(LAB) bench accuracy --all --html .cache/accuracy.html
+bench-accuracy: deps $(LAB) ## every load and fault under every mode
+	$(LAB) bench accuracy --all
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
-bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
-	$(LAB) bench store --length 60s --html .cache/store.html
+bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each
+	$(LAB) bench store --length 60s
 
 # About 50 minutes. It builds the others from their modules at first.
-bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator, as a table and as .cache/peers.html
-	$(LAB) bench peers --html .cache/peers.html
+bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator
+	$(LAB) bench peers
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

@@ -154,7 +154,7 @@ func TestStore(t *testing.T) {
 		if asks := m.Commands["incrby"]; (i == 0) != (asks == m.Asked) {
 			t.Errorf("%s: %d INCRBY for %d decisions", m.Mode, asks, m.Asked)
 		}
-		if i > 0 && (m.Claims+m.Draws <= 0 || m.Reasons["waiting"] == 0) {
+		if i > 0 && m.Claims+m.Draws <= 0 {
 			t.Errorf("%s: nothing was claimed: %+v", m.Mode, m)
 		}
 	}

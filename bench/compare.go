@@ -21,7 +21,7 @@ import (
 
 // comparison measures rows in several ways, one after the other.
 type comparison struct {
-	title, lead      string
+	lead             string
 	rowFlag, wayFlag string
 	rows             []row
 	ways             []way
@@ -65,9 +65,8 @@ type Measured struct {
 	Allowed     int64         `json:"allowed" col:"of allowed"`                    // what an exact limiter had admitted
 	Failed      int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem     string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions without Redis.
+	// Commands are those that Redis ran, and Fallbacks the reasons of decisions without Redis.
 	Commands  map[string]int64 `json:"commands"`
-	Reasons   map[string]int64 `json:"claim_reasons,omitempty"`
 	Fallbacks map[string]int64 `json:"fallback_reasons,omitempty"`
 }
 
@@ -76,7 +75,6 @@ type Compared struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
-	Rounds   int           `json:"rounds"`
 	of       *comparison
 }
 
@@ -107,7 +105,7 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 			places = append(places, r)
 		}
 	}
-	r := &Compared{Rate: c.rate, Length: c.length, Rounds: c.rounds, of: c}
+	r := &Compared{Rate: c.rate, Length: c.length, of: c}
 	for i := range places {
 		at, all := &places[i], make([][]Measured, len(ways))
 		err := inTurn(c.rounds, len(ways), func(_, w int) error {
@@ -182,7 +180,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 	m := Measured{
 		Row: r.name, Mode: w.name, Nodes: r.nodes,
 		CPU: micros(beyond(used.CPU, took, idle), t.asked), NodeCPU: micros(cpu, t.asked),
-		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
+		Commands: used.Commands, Fallbacks: sum(f, fallbacks),
 	}
 	asked := float64(max(1, t.asked))
 	m.Claims = 1000 * float64(used.Commands["eval"]+used.Commands["evalsha"]) / asked
@@ -320,7 +318,6 @@ func idleRedis(ctx context.Context) (float64, error) {
 // Page shows the report: a table of all.
 func (r *Compared) Page() *report.Page {
 	return &report.Page{
-		Title: r.of.title,
 		Lead: []string{
 			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
 			r.of.lead,

@@ -112,7 +112,7 @@ func (r *CostReport) Page() *report.Page {
 	for _, s := range r.Servers[2:] {
 		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", s.Ratio, s.P99/sluice.P99))
 	}
-	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", r.Servers, notes...)}}
+	return &report.Page{Tables: []report.Table{report.Rows("", r.Servers, notes...)}}
 }
 
 // contender is one of the servers, and what its rounds measured.

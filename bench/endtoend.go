@@ -222,5 +222,5 @@ func (w *envoyWay) use(e *realenvoy.Envoy, service *process.Fleet, times int64) 
 // Page implements [report.Result].
 func (r *EnvoyReport) Page() *report.Page {
 	title := fmt.Sprintf("Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.", r.Envoy, r.Nodes, r.Rate)
-	return &report.Page{Title: "A request through Envoy", Tables: []report.Table{report.Rows(title, r.Ways)}}
+	return &report.Page{Tables: []report.Table{report.Rows(title, r.Ways)}}
 }

@@ -40,7 +40,7 @@ type KeysPoint struct {
 
 // Page implements [report.Result].
 func (r KeysReport) Page() *report.Page {
-	return &report.Page{Title: "Ever new keys", Tables: []report.Table{report.Rows("", r)}}
+	return &report.Page{Tables: []report.Table{report.Rows("", r)}}
 }
 
 const keysRules = `domain: bench

@@ -206,13 +206,12 @@ func (t *outcomes) add(o *outcomes) {
 // after its last.
 func (f *flood) play(ctx context.Context, rate float64, length time.Duration) (*outcomes, error) {
 	start := time.Now()
-	n := time.Duration(len(f.conns))
-	every := time.Duration(float64(time.Second) / rate * float64(n))
 	var plays errgroup.Group
 	for i, c := range f.conns {
 		p := pace{end: start.Add(length), callers: saturating / floodConns}
 		if rate > 0 {
-			p = pace{next: start.Add(every * time.Duration(i) / n), end: start.Add(length), every: every}
+			every := time.Duration(floodConns * float64(time.Second) / rate)
+			p = pace{next: start.Add(every * time.Duration(i) / floodConns), end: p.end, every: every}
 		}
 		plays.Go(func() error { return c.drive(ctx, p) })
 	}
@@ -293,7 +292,6 @@ func (r *OverloadReport) Page() *report.Page {
 		where = fmt.Sprintf("the server has %d of the machine's processors, the load the other %d", r.Server, r.Load)
 	}
 	return &report.Page{
-		Title: "Overload: answers in time beyond the capacity",
 		Lead: []string{
 			fmt.Sprintf("The capacity is %.0f answers a second, p99 %.1f ms; %s.", r.Capacity, 1000*r.P99.Seconds(), where),
 			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", impatience),

@@ -47,7 +47,7 @@ func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	c := &comparison{
-		title: "Sluice beside other rate limiters", rowFlag: "--rows", rows: peerRows(), named: o.Rows,
+		rowFlag: "--rows", rows: peerRows(), named: o.Rows,
 		wayFlag: "--ways", ways: peerWays, chosen: o.Ways, programs: dir,
 		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: o.Rounds, seed: o.Seed,
 	}

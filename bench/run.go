@@ -257,7 +257,6 @@ func openBaseline(lab string, limit int64, window time.Duration, nodes int) (*pr
 
 // Counters of nodes, by a label.
 var (
-	claims    = regexp.MustCompile(`(?m)^sluice_claims_total\{reason="([a-z_]+)"\} (\d+)`)
 	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
 	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
 )

@@ -31,7 +31,7 @@ func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
 		return openBaseline(c.setup.Lab, r.limit, r.window(), r.nodes)
 	}}
 	c := &comparison{
-		title: "The store: what Redis does for one decision", rowFlag: "--rows", rows: rows, named: o.Rows,
+		rowFlag: "--rows", rows: rows, named: o.Rows,
 		lead: "The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
 
 		wayFlag: "--modes", ways: append([]way{baseline}, modes...), chosen: o.Modes,
@@ -45,7 +45,7 @@ func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
 
 // AccuracyOptions compare admissions with limits, under loads and faults.
 type AccuracyOptions struct {
-	report.Setup `examples:"sluicelab bench accuracy|sluicelab bench accuracy --all --html accuracy.html|sluicelab bench accuracy --scenario burst --scenario 'dead store'"`
+	report.Setup `examples:"sluicelab bench accuracy|sluicelab bench accuracy --all|sluicelab bench accuracy --scenario burst --scenario 'dead store'"`
 	Nodes        int           `in:"1..20" default:"3" help:"Nodes of the fleet."`
 	Rate         float64       `in:"1..100000" default:"2000" help:"Requests a second."`
 	Length       time.Duration `in:"500ms..10m" default:"3s" help:"Length of each scenario in each mode."`
@@ -61,7 +61,7 @@ var accuracyModes = append(modes[:3:3], way{name: "approx", fields: map[string]s
 // Measure implements [report.Measurement].
 func (o *AccuracyOptions) Measure(ctx context.Context) (report.Result, error) {
 	c := &comparison{
-		title: "Accuracy: what was admitted against what was allowed", rowFlag: "--scenario", rows: scenarios, named: o.Scenario,
+		rowFlag: "--scenario", rows: scenarios, named: o.Scenario,
 		lead: "Which mode fits your traffic is what `sluicelab what-if` says; here is what each did under the same loads and faults.",
 
 		wayFlag: "--modes", ways: accuracyModes, chosen: o.modes,

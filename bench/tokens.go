@@ -353,7 +353,6 @@ func (p *player) measured(commands map[string]int64) TokensMeasured {
 // Page shows the report: a table for each case.
 func (r *TokensReport) Page() *report.Page {
 	p := &report.Page{
-		Title: "Limits in tokens whose cost is known at the end",
 		Lead: []string{
 			fmt.Sprintf("Each way has %d nodes in mode leasing and a Redis of its own, and gets the same requests in the same seconds.", r.Nodes),
 			"The stand-in for Envoy makes two calls for a request that passes: at its start, and with its cost when it is done.",

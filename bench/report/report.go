@@ -1,16 +1,12 @@
-// Package report shows measurements: as a table in a terminal, and as a page of its own, which loads nothing.
+// Package report is the frame of measurements: options, whose fields are flags, and results, which are tables.
 package report
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
-	"html/template"
 	"io"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -22,14 +18,9 @@ import (
 
 // Page is a report.
 type Page struct {
-	Title  string
 	Lead   []string // its summary, in sentences
 	Tables []Table
-	Facts  []Fact // how it was measured
 }
-
-// Fact is a name and its value.
-type Fact struct{ Name, Value string }
 
 // Table is rows of cells; the first of a row is its name.
 type Table struct {
@@ -80,26 +71,6 @@ func (p *Page) Problems() error {
 		all = append(all, p.Tables[i].Problems...)
 	}
 	return errors.Join(all...)
-}
-
-//go:embed page.html
-var pageHTML string
-
-var page = template.Must(template.New("page").Parse(pageHTML))
-
-// Write writes the page to a file; "" is none.
-func (p *Page) Write(file string) error {
-	if file == "" {
-		return nil
-	}
-	var b bytes.Buffer
-	if err := page.Execute(&b, p); err != nil {
-		return fmt.Errorf("making %s: %w", file, err)
-	}
-	if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil { //nolint:gosec // a report is for all to read
-		return fmt.Errorf("writing a report: %w", err)
-	}
-	return nil
 }
 
 // WriteText writes the lead and the tables for a terminal.

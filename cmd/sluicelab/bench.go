@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"reflect"
 	"strings"
-	"time"
 
 	"github.com/sluice-gate/sluice/bench"
 	"github.com/sluice-gate/sluice/bench/baseline"
@@ -33,9 +32,8 @@ type measuring[T any, P interface {
 	report.Measurement
 }] struct {
 	measured `embed:""`
-	Options  T      `embed:""`
-	JSON     bool   `help:"Print JSON."`
-	HTML     string `placeholder:"FILE" help:"Also write a page."`
+	Options  T    `embed:""`
+	JSON     bool `help:"Print JSON."`
 }
 
 // Help is what `--help` says below the summary.
@@ -64,20 +62,11 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	began := time.Now()
 	r, err := options.Measure(ctx)
 	if err != nil {
 		return err
 	}
 	page := r.Page()
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
-		{Name: "took", Value: time.Since(began).Round(time.Second).String()},
-	}
-	if err := page.Write(m.HTML); err != nil {
-		return err
-	}
 	if m.JSON {
 		err = s.JSON(r)
 	} else {
