@@ -240,7 +240,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &PeersOptions{
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
-		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Module: t.TempDir() + "/none"},
+		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1},
 		"--scenario is storm; --nodes is 0":       &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
 		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
 		"--rounds is 0; --round is 0s":            &CostOptions{},

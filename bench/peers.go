@@ -30,7 +30,6 @@ type PeersOptions struct {
 	Rows         []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
 	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
-	Module       string        `default:"bench/peers" help:"Directory of the module that pins the others."`
 }
 
 // peerWays are the others, and the modes of Sluice.
@@ -52,7 +51,7 @@ func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
 		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: o.Rounds, seed: o.Seed,
 	}
 	c.prepare = func(ctx context.Context) error {
-		versions, err := buildPeers(ctx, o.Module, dir)
+		versions, err := buildPeers(ctx, dir)
 		c.lead = "The others are " + strings.Join(versions, " and ") + ", with their default settings. " +
 			"gubernator has no Redis: its accounts end with its nodes."
 		return err
@@ -65,7 +64,8 @@ const ratelimitVersion = "github.com/envoyproxy/ratelimit@v1.4.1-0.2026012208361
 
 // buildPeers builds the others' programs, each with the dependencies of its authors: envoyproxy/ratelimit in its own
 // module, and gubernator by the module bench/peers, which requires nothing else. It returns their versions.
-func buildPeers(ctx context.Context, module, dir string) (versions []string, err error) {
+func buildPeers(ctx context.Context, dir string) (versions []string, err error) {
+	const module = "bench/peers"
 	run := func(in string, args ...string) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = in
@@ -75,7 +75,7 @@ func buildPeers(ctx context.Context, module, dir string) (versions []string, err
 			if failed, is := errors.AsType[*exec.ExitError](err); is {
 				text = string(failed.Stderr)
 			}
-			return nil, fmt.Errorf("building other rate limiters: go %s, in %q (--module is a directory of Sluice's repository): %s",
+			return nil, fmt.Errorf("building other rate limiters: go %s, in %q of Sluice's repository: %s",
 				strings.Join(args, " "), in, text)
 		}
 		return out, nil
