@@ -89,14 +89,11 @@ func (p *Page) WriteText(out io.Writer) error {
 	return nil
 }
 
-// Progress returns a function that shows how far a long run is; nil without a terminal.
+// Progress returns a function that shows how far a long run is, if there is a terminal.
 func Progress(terminal io.Writer, of int64, unit string) func(int64) {
-	if terminal == nil {
-		return nil
-	}
 	var last time.Time
 	return func(n int64) {
-		if now := time.Now(); n == of || now.Sub(last) > 200*time.Millisecond {
+		if now := time.Now(); terminal != nil && (n == of || now.Sub(last) > 200*time.Millisecond) {
 			last = now
 			fmt.Fprintf(terminal, "\r%d of %d %s", n, of, unit)
 			if n == of {

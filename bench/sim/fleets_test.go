@@ -256,7 +256,7 @@ func TestRecommendations(t *testing.T) {
 			Load: load.Load{Rate: 1500, Keys: 2, Length: 8 * time.Second},
 			Net:  Net{Trip: Delay{Least: 4 * time.Millisecond}, Hop: Delay{Least: time.Millisecond}},
 		}
-		a, err := WhatIf(t.Context(), q, nil)
+		a, err := WhatIf(t.Context(), q, unseen)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -288,7 +288,7 @@ func TestRecommendations(t *testing.T) {
 // outage begins or ends, between, and without one.
 func TestOutages(t *testing.T) {
 	t.Parallel()
-	rows, err := Outages(t.Context(), 100, 90, nil)
+	rows, err := Outages(t.Context(), 100, 90, unseen)
 	if err != nil {
 		t.Fatal(err)
 	}

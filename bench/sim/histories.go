@@ -78,7 +78,7 @@ func (s Selection) History(seed uint64) (o Options, selected bool) {
 }
 
 // Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
-// fails or ctx is done. It calls progress, if not nil, with the number of played histories, from one goroutine
+// fails or ctx is done. It calls progress with the number of played histories, from one goroutine
 // at a time.
 func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
@@ -101,9 +101,7 @@ func Histories(
 			mu.Lock()
 			defer mu.Unlock()
 			sum.add(&o, r)
-			if progress != nil {
-				progress(sum.Histories)
-			}
+			progress(sum.Histories)
 			if r.Violation == nil {
 				return nil
 			}

@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// unseen is progress that nobody sees.
+func unseen(int64) {}
+
 // Whatever is set, and whatever goes wrong, no key goes further over its limit than declared, nor could Envoys let it,
 // and no invariant breaks. Every fault is played in some history, and does what it says.
 func TestHistories(t *testing.T) {
@@ -37,7 +40,7 @@ func TestHistories(t *testing.T) {
 	for kind, which := range map[string]Selection{"fleets": {}, "Envoys": {Envoys: true}} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			sum, err := Histories(t.Context(), which, *firstSeed, *histories, runtime.GOMAXPROCS(0), nil)
+			sum, err := Histories(t.Context(), which, *firstSeed, *histories, runtime.GOMAXPROCS(0), unseen)
 			if err != nil || sum.Failure != nil {
 				t.Fatalf("%v %v", err, sum.Failure)
 			}

@@ -44,9 +44,7 @@ func Outages(ctx context.Context, first uint64, count int64, progress func(int64
 		if err := row.judge(out); err != nil {
 			return rows, fmt.Errorf("seed %d: %w", seed, err)
 		}
-		if progress != nil {
-			progress(played + 1)
-		}
+		progress(played + 1)
 	}
 	for i := range rows {
 		slices.Sort(rows[i].edges)

@@ -56,7 +56,7 @@ var variants = []variant{
 	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
-// WhatIf answers a question by playing it with each choice. It calls progress, if not nil, with the numbers of
+// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of
 // completed runs and of all runs.
 func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
 	a := &Answer{}
@@ -75,9 +75,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 				return nil, err
 			}
 			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Tokens
-			if progress != nil {
-				progress(int64(2*i + day + 1))
-			}
+			progress(int64(2*i + day + 1))
 		}
 		q.judge(&c)
 		a.Choices = append(a.Choices, c)
