@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// unseen is progress that nobody sees.
+// unseen is progress without a screen.
 func unseen(int64) {}
 
 // Whatever is set, and whatever goes wrong, no key goes further over its limit than declared, nor could Envoys let it,
