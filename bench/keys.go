@@ -19,20 +19,15 @@ import (
 // KeysOptions send ever new keys to one process, as an attacker would who invents them: values, values that statistics
 // name, limits of the request's own, and domains.
 type KeysOptions struct {
-	report.Setup
-	Keys      int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
-	MaxKeys   int `in:"0..1000000000000" default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
-	Memory    int `in:"0..1000000000" help:"GOMEMLIMIT of the server in MiB (0: none)."`
-	MaxMemory int `default:"1536" help:"Failure threshold for resident memory in MiB."`
+	report.Setup `examples:"sluicelab bench keys"`
+	Keys         int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
+	MaxKeys      int `in:"0..1000000000000" default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
+	Memory       int `in:"0..1000000000" help:"GOMEMLIMIT of the server in MiB (0: none)."`
+	MaxMemory    int `default:"1536" help:"Failure threshold for resident memory in MiB."`
 }
-
-// Examples implements [report.Measurement].
-func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
 
 // KeysReport is what was seen on the way.
-type KeysReport struct {
-	Points []KeysPoint `json:"points"`
-}
+type KeysReport []KeysPoint
 
 // KeysPoint is the measurement after so many distinct keys.
 type KeysPoint struct {
@@ -44,8 +39,8 @@ type KeysPoint struct {
 }
 
 // Page implements [report.Result].
-func (r *KeysReport) Page() *report.Page {
-	return &report.Page{Title: "Ever new keys", Tables: []report.Table{report.Rows("", r.Points)}}
+func (r KeysReport) Page() *report.Page {
+	return &report.Page{Tables: []report.Table{report.Rows("", r)}}
 }
 
 const keysRules = `domain: bench
@@ -76,27 +71,26 @@ func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
 		return nil, err
 	}
 	defer fleet.Stop()
-	r := &KeysReport{}
+	var r KeysReport
 	for range 5 {
 		if _, err := send(ctx, fleet, known); err != nil {
 			return nil, err
 		}
 	}
-	if err := o.look(ctx, r, fleet, 0); err != nil {
-		return nil, err
-	}
-	for sent := 0; sent < o.Keys; sent += keysBatch {
+	for sent := 0; ; sent += keysBatch {
+		if sent%(o.Keys/10/keysBatch*keysBatch) == 0 {
+			if err := o.look(ctx, &r, fleet, sent); err != nil {
+				return nil, err
+			}
+			o.Tell(11, fmt.Sprint(sent, " keys"))
+		}
+		if sent >= o.Keys {
+			return r, nil
+		}
 		if _, err := send(ctx, fleet, invented(sent)); err != nil {
 			return nil, err
 		}
-		if done := sent + keysBatch; done%(o.Keys/10/keysBatch*keysBatch) == 0 {
-			if err := o.look(ctx, r, fleet, done); err != nil {
-				return nil, err
-			}
-			o.Tell(10, fmt.Sprint(done, " keys"))
-		}
 	}
-	return r, nil
 }
 
 // known is a request of the key that had used up its budget before.
@@ -137,7 +131,7 @@ func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.
 // first time. A series for each key, or for one in a hundred, would be more.
 const fewSeries = 50
 
-func (o *KeysOptions) look(ctx context.Context, r *KeysReport, f *process.Fleet, sent int) error {
+func (o *KeysOptions) look(ctx context.Context, all *KeysReport, f *process.Fleet, sent int) error {
 	answer, err := send(ctx, f, known)
 	if err != nil {
 		return err
@@ -157,9 +151,9 @@ func (o *KeysOptions) look(ctx context.Context, r *KeysReport, f *process.Fleet,
 		p.Problem = fmt.Sprintf("after %d keys the known key was admitted beyond its limit", sent)
 	case p.PeakMemory > o.MaxMemory:
 		p.Problem = fmt.Sprintf("after %d keys it had used %d MiB, more than --max-memory %d", sent, p.PeakMemory, o.MaxMemory)
-	case len(r.Points) > 1 && p.Series > r.Points[1].Series+fewSeries:
-		p.Problem = fmt.Sprintf("after %d keys there were %d lines of metrics, %d after %d", sent, p.Series, r.Points[1].Series, r.Points[1].Keys)
+	case len(*all) > 1 && p.Series > (*all)[1].Series+fewSeries:
+		p.Problem = fmt.Sprintf("after %d keys there were %d lines of metrics, %d after %d", sent, p.Series, (*all)[1].Series, (*all)[1].Keys)
 	}
-	r.Points = append(r.Points, p)
+	*all = append(*all, p)
 	return nil
 }

@@ -10,14 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 var outages = flag.Int("outages", 1, "number of times that TestOutagesOfRedis kills its Redis")

@@ -1,13 +1,21 @@
 package bench
 
 import (
+	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
@@ -16,36 +24,18 @@ import (
 
 // OverloadOptions are calls beyond the capacity of a server.
 type OverloadOptions struct {
-	report.Setup
-	Step        time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
-	Rounds      int           `in:"1..100" default:"3" help:"Repetitions of each measurement. The median round is shown."`
-	Times       []float64     `in:"0.01..100" default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
-	Patience    time.Duration `in:"1ms..10s" default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
-	Connections int           `in:"1..1000" default:"4" help:"Connections of the callers."`
-	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
-	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
-	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
-	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
+	report.Setup `examples:"sluicelab bench overload"`
+	Step         time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
+	Rounds       int           `in:"1..100" default:"3" help:"Repetitions of each measurement. The median round is shown."`
+	Times        []float64     `in:"0.01..100" default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
 }
 
-// Examples implements [report.Measurement].
-func (*OverloadOptions) Examples() string { return "  sluicelab bench overload" }
-
-// validate reports every problem.
-func (o *OverloadOptions) validate() error {
-	var b report.Bounds
-	b.Check(o)
-	if least := max(1, o.Connections); o.Outstanding < least || o.Outstanding > callSlots/2 {
-		b.Refuse("--outstanding", o.Outstanding, fmt.Sprintf("%d to %d", least, callSlots/2))
-	}
-	if o.Callers < 1 || o.Callers > o.Outstanding {
-		b.Refuse("--callers", o.Callers, fmt.Sprintf("1 to %d", o.Outstanding))
-	}
-	if len(o.Times) == 0 {
-		b.Refuse("--times", "empty", "at least one multiple")
-	}
-	return b.Err()
-}
+const (
+	impatience  = 20 * time.Millisecond // after which callers give up, as Envoy does
+	floodConns  = 4
+	saturating  = 128  // callers of a closed loop, while the capacity is measured
+	outstanding = 1024 // calls at most, by Envoy's circuit breaker
+)
 
 // OverloadStep is what became of calls at one multiple of the capacity. Rates are by second.
 type OverloadStep struct {
@@ -66,7 +56,6 @@ type OverloadStep struct {
 type OverloadReport struct {
 	Capacity float64        `json:"capacity"` // answers a second, in a closed loop
 	P99      time.Duration  `json:"capacity_latency_p99"`
-	Patience time.Duration  `json:"patience"`
 	Server   int            `json:"processors_of_the_server"`
 	Load     int            `json:"processors_of_the_load"`
 	Apart    bool           `json:"processors_apart"`
@@ -82,12 +71,12 @@ descriptors:
 
 // Measure implements [report.Measurement]: a server's capacity, and then its answers at multiples of it.
 func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
-	if err := o.validate(); err != nil {
+	if err := report.Check(o); err != nil {
 		return nil, err
 	}
 	var fleet *process.Fleet
 	share, rejoin, err := process.Divide(func() (err error) {
-		fleet, err = process.StartFleet(o.Binary, overloadRules, 1, "--max-wait", o.MaxWait.String())
+		fleet, err = process.StartFleet(o.Binary, overloadRules, 1)
 		return err
 	})
 	if fleet != nil {
@@ -100,15 +89,15 @@ func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
 		return nil, err
 	}
 	m := &flood{OverloadOptions: o, server: fleet.Nodes[0]}
-	for range o.Connections {
-		c, err := dial(m.server.Address, max(1, o.Outstanding/o.Connections), o.Patience, o.Traced)
+	for range floodConns {
+		c, err := dial(m.server.Address)
 		if err != nil {
 			return nil, err
 		}
 		defer c.close()
 		m.conns = append(m.conns, c)
 	}
-	r := &OverloadReport{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
+	r := &OverloadReport{Server: share.Server, Load: share.Own, Apart: share.Apart}
 	return r, m.measure(ctx, r)
 }
 
@@ -123,23 +112,22 @@ type flood struct {
 // each round, and each round is judged by its own: other work on the machine comes
 // and goes.
 func (f *flood) measure(ctx context.Context, r *OverloadReport) error {
-	if _, err := f.closed(ctx, f.Step/2); err != nil { // heaps and tables grow
+	if _, err := f.play(ctx, 0, f.Step/2); err != nil { // heaps and tables grow
 		return err
 	}
 	steps := make([][]OverloadStep, len(f.Times))
-	type capacity struct{ Calls, P99 float64 }
-	var capacities []capacity
+	var capacities []OverloadReport
 	for range f.Rounds {
 		f.Tell(f.Rounds*(1+len(f.Times)), "capacity")
-		t, err := f.closed(ctx, f.Step)
+		t, err := f.play(ctx, 0, f.Step)
 		if err != nil {
 			return err
 		}
 		if t.answered == 0 {
-			return fmt.Errorf("%s answered none of %d calls within %v", f.server.Address, t.offered, f.Patience)
+			return fmt.Errorf("%s answered none of %d calls within %v", f.server.Address, t.offered, impatience)
 		}
 		of := float64(t.answered) / f.Step.Seconds()
-		capacities = append(capacities, capacity{of, float64(t.latency.at(99))})
+		capacities = append(capacities, OverloadReport{Capacity: of, P99: t.latency.at(99)})
 		for i, times := range f.Times {
 			f.Tell(f.Rounds*(1+len(f.Times)), fmt.Sprintf("%v times the capacity", times))
 			s, err := f.step(ctx, times, of)
@@ -150,7 +138,7 @@ func (f *flood) measure(ctx context.Context, r *OverloadReport) error {
 		}
 	}
 	is := middle(capacities)
-	r.Capacity, r.P99 = is.Calls, time.Duration(is.P99)
+	r.Capacity, r.P99 = is.Capacity, is.P99
 	for _, rounds := range steps {
 		r.Steps = append(r.Steps, medianStep(rounds))
 	}
@@ -171,7 +159,7 @@ func (f *flood) step(ctx context.Context, times, capacity float64) (OverloadStep
 	var t *outcomes
 	began := time.Now()
 	cpu, err := process.Spent(f.server, func() (err error) {
-		t, err = f.open(ctx, times*capacity, f.Step)
+		t, err = f.play(ctx, times*capacity, f.Step)
 		return err
 	})
 	if err != nil {
@@ -189,11 +177,7 @@ func (f *flood) step(ctx context.Context, times, capacity float64) (OverloadStep
 
 // charged is how many tokens have been charged and not been given back: refunded admissions were never counted.
 func (f *flood) charged() (int64, error) {
-	const metric = `sluice_admitted_tokens_total{domain="bench",`
-	n, found, err := f.server.Metric(metric)
-	if err == nil && !found {
-		err = fmt.Errorf("metrics of %s: no line begins with %s", f.server.Debug, metric)
-	}
+	n, err := f.server.Metric(`sluice_admitted_tokens_total{domain="bench",`)
 	return int64(n), err
 }
 
@@ -218,30 +202,20 @@ func (t *outcomes) add(o *outcomes) {
 	t.latency.Merge(o.latency.Histogram)
 }
 
-// open makes calls at a rate, whatever becomes of them: those that are due, a few at once.
-func (f *flood) open(ctx context.Context, rate float64, length time.Duration) (*outcomes, error) {
+// play makes calls over all connections for a time: at a rate, whatever becomes of them, or without one, each caller's
+// after its last.
+func (f *flood) play(ctx context.Context, rate float64, length time.Duration) (*outcomes, error) {
 	start := time.Now()
-	n := len(f.conns)
-	every := time.Duration(float64(time.Second) / rate * float64(n))
-	return f.each(ctx, func(i int) pace {
-		return pace{next: start.Add(every * time.Duration(i) / time.Duration(n)), end: start.Add(length), every: every}
-	})
-}
-
-// closed keeps calls of all callers under way, for a time.
-func (f *flood) closed(ctx context.Context, length time.Duration) (*outcomes, error) {
-	end := time.Now().Add(length)
-	return f.each(ctx, func(int) pace { return pace{end: end, callers: max(1, f.Callers/len(f.conns))} })
-}
-
-// each makes the calls of each connection.
-func (f *flood) each(ctx context.Context, of func(i int) pace) (*outcomes, error) {
-	var wg sync.WaitGroup
-	errs := make([]error, len(f.conns))
+	var plays errgroup.Group
 	for i, c := range f.conns {
-		wg.Go(func() { errs[i] = c.drive(ctx, of(i)) })
+		p := pace{end: start.Add(length), callers: saturating / floodConns}
+		if rate > 0 {
+			every := time.Duration(floodConns * float64(time.Second) / rate)
+			p = pace{next: start.Add(every * time.Duration(i) / floodConns), end: p.end, every: every}
+		}
+		plays.Go(func() error { return c.drive(ctx, p) })
 	}
-	wg.Wait()
+	err := plays.Wait()
 	total := newOutcomes()
 	for _, c := range f.conns {
 		c.mu.Lock()
@@ -249,7 +223,7 @@ func (f *flood) each(ctx context.Context, of func(i int) pace) (*outcomes, error
 		c.tally = newOutcomes()
 		c.mu.Unlock()
 	}
-	return total, errors.Join(errs...)
+	return total, err
 }
 
 // pace is when the calls of a connection are due.
@@ -274,7 +248,7 @@ func (c *conn) drive(ctx context.Context, p pace) error {
 		for !p.next.After(now) && p.next.Before(p.end) && (p.callers == 0 || c.outstanding < p.callers) {
 			c.tally.offered++
 			n++
-			began := now.Sub(p.next) <= c.patience && c.beginLocked(messages[n*7919%len(messages)], p.next)
+			began := now.Sub(p.next) <= impatience && c.beginLocked(messages[n*7919%len(messages)], p.next)
 			if !began && p.callers > 0 {
 				break
 			}
@@ -318,13 +292,266 @@ func (r *OverloadReport) Page() *report.Page {
 		where = fmt.Sprintf("the server has %d of the machine's processors, the load the other %d", r.Server, r.Load)
 	}
 	return &report.Page{
-		Title: "Overload: answers in time beyond the capacity",
 		Lead: []string{
 			fmt.Sprintf("The capacity is %.0f answers a second, p99 %.1f ms; %s.", r.Capacity, 1000*r.P99.Seconds(), where),
-			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", r.Patience),
+			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", impatience),
 		},
 		Tables: []report.Table{report.Rows("By what is offered; calls a second", r.Steps,
 			"held back: by the caller, who had as many outstanding as its circuit breaker or the server's bound on streams allows. shed: answered UNAVAILABLE.",
 			"given up: by the caller, after it was sent. charged, not answered: tokens that were kept for answers which came too late or never. p50, p99: of those answered in time.")},
 	}
+}
+
+// state is what has become of a call.
+type state uint8
+
+const (
+	free    state = iota
+	waiting       // sent, and neither answered nor given up
+	decided       // in time; its stream has not ended yet
+)
+
+// call is a stream that the caller still has.
+type call struct {
+	id       uint32
+	state    state
+	intended time.Time
+}
+
+// callSlots is more than the calls that a connection can have begun within a
+// caller's patience.
+const callSlots = 1 << 16
+
+// conn is one HTTP/2 connection with RLS calls on it. It writes and reads frames
+// itself: a gRPC client would need more processor time for a call than the server
+// that is to be overloaded.
+type conn struct {
+	tcp   net.Conn
+	in    *bufio.Reader
+	head  []byte        // the header block of all calls but the first
+	more  chan struct{} // a call has ended
+	ended chan struct{}
+
+	mu          sync.Mutex
+	err         error         // guarded by mu, as all below: why it reads no more
+	next        uint32        // the id of the next stream
+	oldest      uint32        // no older stream waits
+	calls       []call        // by id
+	outstanding int           //
+	most        int           // outstanding calls, by our own bound and the server's
+	window      int64         // bytes that may be sent
+	out         bytes.Buffer  // frames to be written
+	frames      *http2.Framer // into out
+	tally       *outcomes
+
+	writing sync.Mutex // held while frames are written
+}
+
+// dial connects, and waits for the server's settings.
+func dial(address string) (*conn, error) {
+	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", address, err)
+	}
+	c := &conn{
+		tcp: tcp, in: bufio.NewReaderSize(tcp, 256<<10),
+		more: make(chan struct{}, 1), ended: make(chan struct{}),
+		next: 1, oldest: 1, calls: make([]call, callSlots), most: outstanding / floodConns, window: 65535, tally: newOutcomes(),
+	}
+	c.frames = http2.NewFramer(&c.out, nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.greetLocked(address); err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("greeting %s: %w", address, err)
+	}
+	go c.read()
+	return c, nil
+}
+
+// greetLocked exchanges settings, and makes the first call: it names all fields, and every later one refers to them, as
+// all clients' do.
+func (c *conn) greetLocked(address string) error {
+	c.out.WriteString(http2.ClientPreface)
+	// Writes into a buffer do not fail.
+	_ = c.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	_ = c.frames.WriteWindowUpdate(0, 1<<30)
+	if err := c.flushLocked(); err != nil {
+		return err
+	}
+	_ = c.tcp.SetReadDeadline(time.Now().Add(5 * time.Second))
+	f, err := http2.NewFramer(nil, c.in).ReadFrame()
+	if err != nil {
+		return err
+	}
+	_ = c.tcp.SetReadDeadline(time.Time{})
+	c.handleLocked(f) // a server's first frame has its settings
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	headers := func() []byte {
+		block.Reset()
+		for _, f := range [][2]string{
+			{":method", "POST"},
+			{":scheme", "http"},
+			{":path", rls.RateLimitService_ShouldRateLimit_FullMethodName},
+			{":authority", address},
+			{"te", "trailers"},
+			{"content-type", "application/grpc"},
+			{"grpc-timeout", fmt.Sprintf("%dm", impatience.Milliseconds())},
+			{"user-agent", "sluice-bench"},
+		} {
+			_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+		}
+		return bytes.Clone(block.Bytes())
+	}
+	c.head = headers()
+	c.beginLocked(framed("warm-up"), time.Now())
+	c.head = headers()
+	c.tally = newOutcomes()
+	return c.flushLocked()
+}
+
+func (c *conn) close() {
+	c.tcp.Close()
+	<-c.ended
+}
+
+// beginLocked adds a call to the pending writes, if it may be sent now.
+func (c *conn) beginLocked(message []byte, intended time.Time) bool {
+	if c.outstanding >= c.most || c.window < int64(len(message)) {
+		return false
+	}
+	id := c.next
+	c.next += 2
+	_ = c.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.head, EndHeaders: true})
+	_ = c.frames.WriteData(id, true, message)
+	c.window -= int64(len(message))
+	c.calls[id/2%callSlots] = call{id: id, state: waiting, intended: intended}
+	c.outstanding++
+	c.tally.sent++
+	return true
+}
+
+// giveUpLocked cancels the calls whose callers wait no longer.
+func (c *conn) giveUpLocked(now time.Time) {
+	for ; c.oldest < c.next; c.oldest += 2 {
+		w := &c.calls[c.oldest/2%callSlots]
+		if w.id != c.oldest || w.state != waiting {
+			continue
+		}
+		if now.Sub(w.intended) <= impatience {
+			return
+		}
+		w.state = free
+		c.outstanding--
+		c.tally.givenUp++
+		_ = c.frames.WriteRSTStream(w.id, http2.ErrCodeCancel)
+	}
+}
+
+// flushLocked writes the pending frames; meanwhile mu is not held.
+func (c *conn) flushLocked() error {
+	out := bytes.Clone(c.out.Bytes())
+	c.out.Reset()
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	if len(out) == 0 {
+		return nil
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	_, err := c.tcp.Write(out)
+	return err
+}
+
+// read handles what the server says until the connection ends.
+func (c *conn) read() {
+	defer close(c.ended)
+	frames := http2.NewFramer(nil, c.in)
+	frames.SetReuseFrames()
+	for {
+		f, err := frames.ReadFrame()
+		c.mu.Lock()
+		ended := err == nil && c.handleLocked(f)
+		if err == nil && c.in.Buffered() == 0 {
+			err = c.flushLocked()
+		}
+		if c.err == nil {
+			c.err = err
+		}
+		c.mu.Unlock()
+		if err != nil {
+			return
+		}
+		if ended {
+			select {
+			case c.more <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// handleLocked takes one frame, and reports whether it has ended a call.
+func (c *conn) handleLocked(f http2.Frame) (ended bool) {
+	id := f.Header().StreamID
+	switch f := f.(type) {
+	case *http2.DataFrame:
+		c.answeredLocked(id, time.Now())
+	case *http2.HeadersFrame:
+		return f.StreamEnded() && c.endedLocked(id)
+	case *http2.RSTStreamFrame:
+		return c.endedLocked(id)
+	case *http2.WindowUpdateFrame:
+		if id == 0 {
+			c.window += int64(f.Increment)
+		}
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			_ = c.frames.WritePing(true, f.Data)
+		}
+	case *http2.SettingsFrame:
+		if !f.IsAck() {
+			if most, ok := f.Value(http2.SettingMaxConcurrentStreams); ok {
+				c.most = min(c.most, int(most))
+			}
+			_ = c.frames.WriteSettingsAck()
+		}
+	case *http2.GoAwayFrame:
+		c.most = 0 // no more calls
+		if c.err == nil {
+			c.err = fmt.Errorf("the server ended the connection: %v", f)
+		}
+	}
+	return false
+}
+
+// answeredLocked takes the message of an answer: the call is decided.
+func (c *conn) answeredLocked(id uint32, now time.Time) {
+	w := &c.calls[id/2%callSlots]
+	if w.id != id || w.state != waiting {
+		return
+	}
+	w.state = decided
+	took := now.Sub(w.intended)
+	if took > impatience {
+		c.tally.givenUp++ // the caller had, and has only not said so yet
+		return
+	}
+	c.tally.answered++
+	c.tally.latency.record(took)
+}
+
+// endedLocked ends a stream. Without a message before, the call was refused.
+func (c *conn) endedLocked(id uint32) bool {
+	w := &c.calls[id/2%callSlots]
+	if w.id != id || w.state == free {
+		return false
+	}
+	if w.state == waiting {
+		c.tally.refused++
+	}
+	w.state = free
+	c.outstanding--
+	return true
 }

@@ -22,20 +22,14 @@ import (
 
 // PeersOptions compare fleets of Sluice with fleets of other rate limiters, each built from its Go module (bench/peers).
 type PeersOptions struct {
-	report.Setup
-	Nodes  []int         `in:"1..20" default:"3,1" help:"Sizes of the fleets."`
-	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
-	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement."`
-	Rounds int           `in:"1..100" default:"3" help:"Measurements of each way, in turn."`
-	Rows   []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
-	Ways   []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
-	Seed   uint64        `default:"1" help:"Seed of the demand."`
-	Module string        `default:"bench/peers" help:"Directory of the module that pins the others."`
-}
-
-// Examples implements [report.Measurement].
-func (*PeersOptions) Examples() string {
-	return "  sluicelab bench peers\n  sluicelab bench peers --rows cold --nodes 3 --ways ratelimit,leasing"
+	report.Setup `examples:"sluicelab bench peers|sluicelab bench peers --rows cold --nodes 3 --ways ratelimit,leasing"`
+	Nodes        []int         `in:"1..20" default:"3,1" help:"Sizes of the fleets."`
+	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
+	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement."`
+	Rounds       int           `in:"1..100" default:"3" help:"Measurements of each way, in turn."`
+	Rows         []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
+	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
+	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
 // peerWays are the others, and the modes of Sluice.
@@ -52,12 +46,12 @@ func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	c := &comparison{
-		title: "Sluice beside other rate limiters", rowFlag: "--rows", rows: peerRows(), named: o.Rows,
+		rowFlag: "--rows", rows: peerRows(), named: o.Rows,
 		wayFlag: "--ways", ways: peerWays, chosen: o.Ways, programs: dir,
 		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: o.Rounds, seed: o.Seed,
 	}
 	c.prepare = func(ctx context.Context) error {
-		versions, err := buildPeers(ctx, o.Module, dir)
+		versions, err := buildPeers(ctx, dir)
 		c.lead = "The others are " + strings.Join(versions, " and ") + ", with their default settings. " +
 			"gubernator has no Redis: its accounts end with its nodes."
 		return err
@@ -70,7 +64,8 @@ const ratelimitVersion = "github.com/envoyproxy/ratelimit@v1.4.1-0.2026012208361
 
 // buildPeers builds the others' programs, each with the dependencies of its authors: envoyproxy/ratelimit in its own
 // module, and gubernator by the module bench/peers, which requires nothing else. It returns their versions.
-func buildPeers(ctx context.Context, module, dir string) (versions []string, err error) {
+func buildPeers(ctx context.Context, dir string) (versions []string, err error) {
+	const module = "bench/peers"
 	run := func(in string, args ...string) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = in
@@ -80,7 +75,7 @@ func buildPeers(ctx context.Context, module, dir string) (versions []string, err
 			if failed, is := errors.AsType[*exec.ExitError](err); is {
 				text = string(failed.Stderr)
 			}
-			return nil, fmt.Errorf("building other rate limiters: go %s, in %q (--module is a directory of Sluice's repository): %s",
+			return nil, fmt.Errorf("building other rate limiters: go %s, in %q of Sluice's repository: %s",
 				strings.Join(args, " "), in, text)
 		}
 		return out, nil
@@ -105,7 +100,7 @@ func buildPeers(ctx context.Context, module, dir string) (versions []string, err
 
 // openRatelimit starts servers of envoyproxy/ratelimit with the row's rule. Their settings are the
 // defaults, except that they write no statistics.
-func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
+func openRatelimit(c *comparison, r *row) (*process.Fleet, error) {
 	config := filepath.Join(c.programs, "ratelimit", "config")
 	if err := os.MkdirAll(config, 0o700); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -115,12 +110,12 @@ func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
 	return openOther(func(f *process.Fleet) error {
-		for range nodes {
+		for range r.nodes {
 			ports, err := freeport.Find(3)
 			if err != nil {
 				return err
 			}
-			p, err := process.StartWith([]string{
+			p, err := process.Start([]string{
 				"RUNTIME_ROOT=" + c.programs, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false", "LOG_LEVEL=error", "DISABLE_STATS=true",
 				"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + f.Redis.Addr, "GRPC_HOST=127.0.0.1", "GRPC_PORT=" + ports[0],
 				"HOST=127.0.0.1", "PORT=" + ports[1], "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + ports[2],
@@ -138,19 +133,19 @@ func openRatelimit(c *comparison, r *row, nodes int) (*process.Fleet, error) {
 
 // openGubernator starts nodes of gubernator, and waits until each has all others as peers. Their tables have room for
 // all keys, which by default they have not.
-func openGubernator(c *comparison, _ *row, nodes int) (*process.Fleet, error) {
-	ports, err := freeport.Find(2 * nodes)
+func openGubernator(c *comparison, r *row) (*process.Fleet, error) {
+	ports, err := freeport.Find(2 * r.nodes)
 	if err != nil {
 		return nil, err
 	}
-	addresses := make([]string, nodes)
+	addresses := make([]string, r.nodes)
 	for i := range addresses {
 		addresses[i] = "127.0.0.1:" + ports[2*i]
 	}
 	return openOther(func(f *process.Fleet) error {
 		for i, address := range addresses {
 			http := "127.0.0.1:" + ports[2*i+1]
-			p, err := process.StartWith([]string{
+			p, err := process.Start([]string{
 				"GUBER_GRPC_ADDRESS=" + address, "GUBER_ADVERTISE_ADDRESS=" + address, "GUBER_HTTP_ADDRESS=" + http,
 				"GUBER_PEER_DISCOVERY_TYPE=none", fmt.Sprintf("GUBER_CACHE_SIZE=%d", maxKeys), "GUBER_LOG_LEVEL=error",
 			}, filepath.Join(c.programs, "gubernator"), address, addresses...)
@@ -165,7 +160,7 @@ func openGubernator(c *comparison, _ *row, nodes int) (*process.Fleet, error) {
 		return process.Until("the nodes of gubernator know each other", func() bool {
 			for _, p := range f.Nodes {
 				text, err := p.Ask("/v1/HealthCheck")
-				if err != nil || !strings.Contains(strings.ReplaceAll(text, " ", ""), fmt.Sprintf(`"peer_count":%d`, nodes)) {
+				if err != nil || !strings.Contains(strings.ReplaceAll(text, " ", ""), fmt.Sprintf(`"peer_count":%d`, r.nodes)) {
 					return false
 				}
 			}

@@ -3,15 +3,21 @@ package bench
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
 )
 
 // domain and entry are what requests are for.
@@ -64,6 +70,20 @@ type calls struct {
 	lastErr error // of them
 }
 
+func newCalls() *calls { return &calls{latency: newLatencies()} }
+
+// drive makes the calls of a load, each for a key, and counts them. It fails if one has.
+func (c *calls) drive(ctx context.Context, callers int, l load.Load, start time.Time, call func(key int) error) error {
+	drive(ctx, callers, l, 1, start, func(r load.Request, intended time.Time) {
+		err := call(r.Key)
+		c.add(time.Since(intended), err)
+	})
+	if c.failed > 0 || c.asked == 0 {
+		return fmt.Errorf("%d of %d calls failed, such as: %w", c.failed, c.asked, errors.Join(c.lastErr, ctx.Err()))
+	}
+	return ctx.Err()
+}
+
 // add counts a call, which may have failed.
 func (c *calls) add(took time.Duration, err error) {
 	c.mu.Lock()
@@ -102,4 +122,161 @@ func middle[T any](rounds []T) T {
 // micros are microseconds for each of n calls.
 func micros(d time.Duration, n int64) float64 {
 	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
+}
+
+// tally is the caller's count, by key and window. A request near a turn may count in either of two windows,
+// and is evidence for neither: it makes no window over or under its limit. It is safe for concurrent use.
+type tally struct {
+	calls
+	limit  int64
+	window time.Duration
+	counts map[[2]int64]*count // guarded by mu; by key and window
+	passed int64               // guarded by mu
+	early  int64               // guarded by mu: refused while fewer than the limit had been admitted
+}
+
+// count is of one key in one window.
+type count struct{ offered, admitted, perhaps int64 }
+
+// turn is how near to the end of a window a request may be in either: nodes have the ledger's clock from an
+// older answer.
+const turn = 5 * time.Millisecond
+
+func newTally(limit int64, window time.Duration) *tally {
+	return &tally{calls: calls{latency: newLatencies()}, limit: limit, window: window, counts: map[[2]int64]*count{}}
+}
+
+// answered counts the answer to a request for one token; err says that there was none.
+func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.addLocked(now.Sub(intended), err)
+	first, last := sent.Add(-turn).UnixNano()/int64(t.window), now.Add(turn).UnixNano()/int64(t.window)
+	if err != nil {
+		ok = true // for all that is known, it may have been charged
+		last = first + 1
+	} else if ok {
+		t.passed++
+	}
+	if first != last {
+		for w := first; w <= last; w++ {
+			if ok {
+				t.ofLocked(key, w).perhaps++
+			}
+		}
+		return
+	}
+	c := t.ofLocked(key, first)
+	c.offered++
+	if ok {
+		c.admitted++
+		return
+	}
+	if c.admitted+c.perhaps < t.limit {
+		t.early++
+	}
+}
+
+func (t *tally) ofLocked(key int, window int64) *count {
+	k := [2]int64{int64(key), window}
+	c := t.counts[k]
+	if c == nil {
+		c = &count{}
+		t.counts[k] = c
+	}
+	return c
+}
+
+// count has what the caller counted. Over is of the key and window that went furthest.
+func (m *Measured) count(t *tally) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m.Asked = t.asked
+	m.Failed = t.failed
+	m.Admitted = t.passed
+	m.Early = t.early
+	m.P50 = t.latency.at(50)
+	m.P99 = t.latency.at(99)
+	m.P999 = t.latency.at(99.9)
+	for _, c := range t.counts {
+		exact := min(t.limit, c.offered)
+		m.Allowed += exact
+		m.Under += max(0, exact-c.admitted-c.perhaps)
+		m.Over = max(m.Over, c.admitted-t.limit)
+	}
+}
+
+// openFleet starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found
+// each other. It has places for others that may join, and adds flags to the command lines.
+func openFleet(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
+	flags = append([]string{"--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms"}, flags...)
+	f, err := process.NewFleet(binary, rules, nodes+others, true, flags...)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.StartFirst(nodes); err != nil {
+		return nil, err
+	}
+	time.Sleep(young)
+	return f, nil
+}
+
+// maxKeys is more than most rows have.
+const maxKeys = 200_000
+
+// young is how long a Redis that begins empty counts as one that may have lost its
+// data, and grants little.
+const young = 2500 * time.Millisecond
+
+// openOther starts servers that are not Sluice, and a Redis that is empty: where none is needed, its use is that of an
+// idle one.
+func openOther(start func(f *process.Fleet) error) (*process.Fleet, error) {
+	f := &process.Fleet{}
+	if err := f.OpenRedis(); err != nil {
+		return nil, err
+	}
+	if err := start(f); err != nil {
+		f.Stop()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
+func openBaseline(lab string, limit int64, window time.Duration, nodes int) (*process.Fleet, error) {
+	return openOther(func(f *process.Fleet) error {
+		for range nodes {
+			s := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}
+			if err := s.Join(f, lab); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Counters of nodes, by a label.
+var (
+	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
+	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
+)
+
+// sum is a counter of all nodes together, by label.
+func sum(f *process.Fleet, counter *regexp.Regexp) map[string]int64 {
+	all := map[string]int64{}
+	for _, node := range f.Running() {
+		if node.Debug == "" { // the baseline has no metrics
+			continue
+		}
+		text, err := node.Ask("/metrics")
+		if err != nil {
+			continue
+		}
+		for _, m := range counter.FindAllStringSubmatch(text, -1) {
+			if n, _ := strconv.ParseFloat(m[2], 64); n > 0 {
+				all[m[1]] += int64(n)
+			}
+		}
+	}
+	return all
 }

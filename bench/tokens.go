@@ -26,16 +26,11 @@ import (
 
 // TokensOptions are limits in tokens whose cost is known when a request is done.
 type TokensOptions struct {
-	report.Setup
-	Nodes  int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
-	Length time.Duration `in:"10s..50s" default:"15s" help:"Length of the longest case, without its last responses. A case is within a window of a minute."`
-	Case   []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
-	Seed   uint64        `default:"1" help:"Seed of the demand."`
-}
-
-// Examples implements [report.Measurement].
-func (*TokensOptions) Examples() string {
-	return "  sluicelab bench tokens\n  sluicelab bench tokens --case five --case fifty"
+	report.Setup `examples:"sluicelab bench tokens|sluicelab bench tokens --case five --case fifty"`
+	Nodes        int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
+	Length       time.Duration `in:"10s..50s" default:"15s" help:"Length of the longest case, without its last responses. A case is within a window of a minute."`
+	Case         []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
+	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
 // tokenCase is a limit of a minute and the demand for it.
@@ -113,21 +108,6 @@ var tokenWays = []tokenWay{
 	{name: "maximum", hold: func(c *tokenCase) string { return fmt.Sprintf("{amount: %d}", c.most) }},
 }
 
-// open starts a fleet. Domain and key are those of deploy/envoy/llm.yaml. Requests without an answer of Redis are
-// refused, so that over-admission is the way's.
-func (w *tokenWay) open(o *TokensOptions, c *tokenCase) (*process.Fleet, error) {
-	if w.baseline {
-		return openBaseline(o.Lab, c.limit, time.Minute, o.Nodes)
-	}
-	hold := ""
-	if w.hold != nil {
-		hold = "hold: " + w.hold(c) + ", "
-	}
-	rules := fmt.Sprintf("domain: llm\ncoordination: {on_store_failure: closed, store_deadline: 1s}\ndescriptors:\n"+
-		"  - {key: team, %srate_limit: {unit: %v, requests_per_unit: %d}}\n", hold, ratelimit.Minute, c.limit)
-	return openFleet(o.Binary, rules, o.Nodes, 0)
-}
-
 // TokensMeasured is one way in one case.
 type TokensMeasured struct {
 	Case       string        `json:"case"`
@@ -171,14 +151,19 @@ func (o *TokensOptions) Measure(ctx context.Context) (report.Result, error) {
 	return r, nil
 }
 
-// player is a way with its fleet.
+// player is a way with its fleet, and what the caller counts.
 type player struct {
-	way   *tokenWay
-	of    *tokenCase
-	o     *TokensOptions
-	fleet *process.Fleet
-	envoy envoy.LLM
-	tally *tokenTally
+	calls
+	way     *tokenWay
+	of      *tokenCase
+	o       *TokensOptions
+	fleet   *process.Fleet
+	envoy   envoy.LLM
+	refused int64 // guarded by mu, as all below
+	fitted  int64 // of them, those whose cost fitted into the limit with that of all that passed
+	used    int64 // the cost of all that passed
+	// excess is the cost of requests in flight above their holds, and mostExcess its maximum.
+	excess, mostExcess int64
 }
 
 // measure plays a case in all ways.
@@ -187,9 +172,7 @@ func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeas
 	var starts, plays errgroup.Group
 	for i := range players {
 		p := &players[i]
-		p.way = &tokenWays[i]
-		p.of = c
-		p.o = o
+		p.way, p.of, p.o, p.latency = &tokenWays[i], c, o, newLatencies()
 		starts.Go(func() error { return p.open(ctx) })
 		defer func() {
 			if p.fleet != nil {
@@ -230,10 +213,22 @@ func untilFits(now time.Time, window, length time.Duration) time.Duration {
 	return left + time.Second/10
 }
 
-// open starts the fleet. Each node then settles some 20 requests, of keys of their own, and learns what requests cost.
+// open starts the fleet. Domain and key are those of deploy/envoy/llm.yaml. Requests without an answer of Redis are
+// refused, so that over-admission is the way's. Each node then settles some 20 requests, of keys of their own, and learns
+// what requests cost.
 func (p *player) open(ctx context.Context) (err error) {
 	const warmKeys, warmRequests = 10, 2
-	p.fleet, err = p.way.open(p.o, p.of)
+	hold := ""
+	if p.way.hold != nil {
+		hold = "hold: " + p.way.hold(p.of) + ", "
+	}
+	rules := fmt.Sprintf("domain: llm\ncoordination: {on_store_failure: closed, store_deadline: 1s}\ndescriptors:\n"+
+		"  - {key: team, %srate_limit: {unit: %v, requests_per_unit: %d}}\n", hold, ratelimit.Minute, p.of.limit)
+	if p.way.baseline {
+		p.fleet, err = openBaseline(p.o.Lab, p.of.limit, time.Minute, p.o.Nodes)
+	} else {
+		p.fleet, err = openFleet(p.o.Binary, rules, p.o.Nodes, 0)
+	}
 	if err != nil {
 		return err
 	}
@@ -241,13 +236,11 @@ func (p *player) open(ctx context.Context) (err error) {
 		Domain: "llm", Timeout: caller.Timeout, Peeks: p.way.hold == nil,
 		Service: func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(p.fleet.Pool.Next()) },
 	}
-	p.tally = newTokenTally(p.of.limit)
 	for i := range warmKeys * p.o.Nodes {
 		for range warmRequests {
 			p.request(ctx, load.Request{At: time.Duration(i)}, fmt.Sprint("warm-", i))
 		}
 	}
-	p.tally = newTokenTally(p.of.limit)
 	return ctx.Err()
 }
 
@@ -268,31 +261,33 @@ func (p *player) play(ctx context.Context, start time.Time) TokensMeasured {
 	return p.measured(p.fleet.Redis.Used().Since(before).Commands)
 }
 
-// request plays one request, and reports whether it passed. Its cost and its time are the same in each way.
+// request plays one request, and reports whether it passed. Its cost and its time are the same in each way. Those of
+// other teams take no time, and are not counted.
 func (p *player) request(ctx context.Context, r load.Request, team string) bool {
 	random := rand.New(rand.NewPCG(p.o.Seed, uint64(r.At)))
 	cost := p.of.cost(random)
 	takes := time.Duration((p.of.first + random.Float64()*(p.of.last-p.of.first)) * float64(p.of.length(p.o.Length)))
-	if team != measuredTeam {
-		takes = 0
-	}
 	q := &envoy.Request{Team: team}
 	if p.way.says { // as clients do: a round number that is enough
 		q.Most = uint64(min(p.of.most, 1<<bits.Len64(uint64(cost-1))))
 	}
+	known := wrapperspb.UInt64(uint64(cost))
 	sent := time.Now()
 	err := p.envoy.Begin(ctx, q)
-	p.tally.answered(err, cost, time.Since(sent))
-	var known *wrapperspb.UInt64Value
-	if err == nil {
-		excess := max(0, cost-held(q.Hold))
-		p.tally.flies(excess)
-		if caller.Sleep(ctx, takes) == nil {
-			known = wrapperspb.UInt64(uint64(cost))
-		}
-		defer p.tally.flies(-excess)
+	took := time.Since(sent)
+	if err != nil {
+		known = nil
 	}
-	p.tally.settled(p.envoy.End(q, known))
+	if team != measuredTeam {
+		_ = p.envoy.End(q, known)
+		return false
+	}
+	excess := max(0, cost-held(q.Hold))
+	p.begins(err, cost, excess, took)
+	if err == nil && caller.Sleep(ctx, takes) != nil {
+		known = nil
+	}
+	p.ends(err, p.envoy.End(q, known), excess)
 	return err == nil
 }
 
@@ -306,67 +301,49 @@ func held(hold string) int64 {
 	return int64(n) //nolint:gosec // at most what the rule says
 }
 
-// tokenTally is what the caller counted. It is safe for concurrent use.
-type tokenTally struct {
-	calls
-	limit   int64
-	refused int64 // guarded by mu, as all below
-	fitted  int64 // of them, those whose cost fitted into the limit with that of all that passed
-	used    int64 // the cost of all that passed
-	// excess is the cost of requests in flight above their holds, and mostExcess its maximum.
-	excess, mostExcess int64
-}
-
-func newTokenTally(limit int64) *tokenTally {
-	return &tokenTally{calls: calls{latency: newLatencies()}, limit: limit}
-}
-
-// answered counts a request's call.
-func (t *tokenTally) answered(err error, cost int64, took time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// begins counts a request's own call, and the cost above its hold of one that passes.
+func (p *player) begins(err error, cost, excess int64, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	over := errors.Is(err, envoy.ErrOver)
 	switch {
 	case err == nil:
-		t.used += cost
+		p.used += cost
+		p.excess += excess
+		p.mostExcess = max(p.mostExcess, p.excess)
 	case over:
-		t.refused++
+		p.refused++
 		err = nil
-		if t.used+cost <= t.limit {
-			t.fitted++
+		if p.used+cost <= p.of.limit {
+			p.fitted++
 		}
 	}
-	t.addLocked(took, err)
+	p.addLocked(took, err)
 }
 
-// flies counts the cost of a request above its hold, when it passes, and minus that when it ends.
-func (t *tokenTally) flies(excess int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.excess += excess
-	t.mostExcess = max(t.mostExcess, t.excess)
-}
-
-// settled counts a call at the end, which may have had no answer.
-func (t *tokenTally) settled(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.failLocked(err)
+// ends counts the end of a request that began with an error or none: its call then may have had no answer.
+func (p *player) ends(began, err error, excess int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failLocked(err)
+	if began == nil {
+		p.excess -= excess
+	}
 }
 
 // measured is what came of it.
-func (p *player) measured(commands map[string]process.RedisCommand) TokensMeasured {
-	t := p.tally
+func (p *player) measured(commands map[string]int64) TokensMeasured {
+	limit := p.of.limit
 	m := TokensMeasured{
-		Case: p.of.name, Way: p.way.name, Requests: t.asked, Refused: t.refused, Fitted: t.fitted, Failed: t.failed,
-		Used: t.used, Share: float64(t.used) / float64(t.limit), Over: max(0, t.used-t.limit), Bound: t.mostExcess, P99: t.latency.at(99),
+		Case: p.of.name, Way: p.way.name, Requests: p.asked, Refused: p.refused, Fitted: p.fitted, Failed: p.failed,
+		Used: p.used, Share: float64(p.used) / float64(limit), Over: max(0, p.used-limit), Bound: p.mostExcess, P99: p.latency.at(99),
 	}
 	for _, name := range []string{"eval", "evalsha", "exec", "incrby"} {
-		m.Operations += 1000 * float64(commands[name].Calls) / float64(max(1, t.asked))
+		m.Operations += 1000 * float64(commands[name]) / float64(max(1, p.asked))
 	}
 	switch {
-	case t.failed > 0:
-		m.Problem = fmt.Sprintf("%d calls had no answer, such as: %v", t.failed, t.lastErr)
+	case p.failed > 0:
+		m.Problem = fmt.Sprintf("%d calls had no answer, such as: %v", p.failed, p.lastErr)
 	case p.way.hold != nil && m.Over > m.Bound:
 		m.Problem = fmt.Sprintf("%d over, and requests in flight cost %d beyond what they held at most", m.Over, m.Bound)
 	}
@@ -376,7 +353,6 @@ func (p *player) measured(commands map[string]process.RedisCommand) TokensMeasur
 // Page shows the report: a table for each case.
 func (r *TokensReport) Page() *report.Page {
 	p := &report.Page{
-		Title: "Limits in tokens whose cost is known at the end",
 		Lead: []string{
 			fmt.Sprintf("Each way has %d nodes in mode leasing and a Redis of its own, and gets the same requests in the same seconds.", r.Nodes),
 			"The stand-in for Envoy makes two calls for a request that passes: at its start, and with its cost when it is done.",

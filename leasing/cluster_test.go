@@ -12,8 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
@@ -24,6 +22,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 func TestMain(m *testing.M) {

@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // What is admitted without the store is booked, and taken back where it was taken: of this node's own budget, and of

@@ -7,10 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // registered is the time for which a node counts on its registration (docs/reference/protocol.md).

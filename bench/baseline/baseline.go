@@ -37,7 +37,7 @@ func (s Server) Join(f *process.Fleet, lab string) error {
 		return err
 	}
 	address := "127.0.0.1:" + ports[0]
-	p, err := process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", s.Redis,
+	p, err := process.Start(nil, lab, address, "bench", "baseline", "--address", address, "--redis", s.Redis,
 		"--limit", strconv.FormatInt(s.Limit, 10), "--window", max(s.Window, time.Second).String())
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -32,17 +33,6 @@ type Quirks struct {
 // Stock is what Envoy 1.40 does.
 func Stock() Quirks { return Quirks{true, true, true, true, true} }
 
-// Options are the filter's settings.
-type Options struct {
-	Domain string
-	New    bool // no_assignment_behavior is ALLOW_ALL; else DENY_ALL
-	// Expired allows all for ExpiredFor after an assignment has expired, or denies all
-	// (expired_assignment_behavior and its timeout). Without a time, an expired assignment is as none.
-	Expired    bool
-	ExpiredFor time.Duration
-	Quirks     Quirks
-}
-
 // Interval is how often Envoy reports.
 const Interval = 5 * time.Second
 
@@ -55,7 +45,8 @@ type Wire interface {
 
 // Client is one Envoy and one domain. It is not safe for concurrent use.
 type Client struct {
-	Options
+	domain  string
+	quirks  Quirks
 	wire    Wire
 	buckets map[string]*bucket
 	order   []string
@@ -67,8 +58,7 @@ type bucket struct {
 	id              *rlqs.BucketId
 	allowed, denied uint64
 	since           ratelimit.Instant
-	active          *assignment // nil: no_assignment_behavior
-	lapsed          bool        // active is what follows an expired assignment
+	active          *assignment // nil: no request is allowed (no_assignment_behavior)
 }
 
 // assignment is the one in force.
@@ -79,8 +69,8 @@ type assignment struct {
 }
 
 // New makes a client without buckets, which has no stream until the first request.
-func New(o Options, w Wire) *Client {
-	return &Client{Options: o, wire: w, buckets: map[string]*bucket{}}
+func New(domain string, q Quirks, w Wire) *Client {
+	return &Client{domain: domain, quirks: q, wire: w, buckets: map[string]*bucket{}}
 }
 
 // Request decides on a request. The first of a bucket subscribes to it, at once.
@@ -88,8 +78,7 @@ func (c *Client) Request(now ratelimit.Instant, id map[string]string) (allowed b
 	name := nameOf(id)
 	b := c.buckets[name]
 	if b == nil {
-		b = &bucket{id: &rlqs.BucketId{Bucket: maps.Clone(id)}, since: now}
-		b.count(c.New)
+		b = &bucket{id: &rlqs.BucketId{Bucket: maps.Clone(id)}, since: now, denied: 1}
 		c.buckets[name] = b
 		c.order = append(c.order, name)
 		if c.report == 0 {
@@ -97,30 +86,17 @@ func (c *Client) Request(now ratelimit.Instant, id map[string]string) (allowed b
 			c.open()
 		}
 		c.send(c.usages(now, []*bucket{b}))
-		return c.New
+		return false
 	}
-	allowed = c.decide(now, b)
-	b.count(allowed)
-	return allowed
-}
-
-func (b *bucket) count(allowed bool) {
+	if a := b.active; a != nil {
+		allowed = a.allows || a.tokens != nil && a.tokens.take(now)
+	}
 	if allowed {
 		b.allowed++
 	} else {
 		b.denied++
 	}
-}
-
-func (c *Client) decide(now ratelimit.Instant, b *bucket) bool {
-	switch a := b.active; {
-	case a == nil:
-		return c.New
-	case a.tokens != nil:
-		return a.tokens.take(now)
-	default:
-		return a.allows
-	}
+	return allowed
 }
 
 // Broken records that the stream has ended.
@@ -134,18 +110,18 @@ func (c *Client) open() {
 
 func (c *Client) send(usages []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) {
 	if c.stream && len(usages) > 0 {
-		c.wire.Send(&rlqs.RateLimitQuotaUsageReports{Domain: c.Domain, BucketQuotaUsages: usages})
+		c.wire.Send(&rlqs.RateLimitQuotaUsageReports{Domain: c.domain, BucketQuotaUsages: usages})
 	}
 }
 
 // usages reads the counts, and starts them anew.
 func (c *Client) usages(now ratelimit.Instant, of []*bucket) (all []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) {
-	if !c.stream && !c.Quirks.LosesReports {
+	if !c.stream && !c.quirks.LosesReports {
 		return nil
 	}
 	for _, b := range of {
 		elapsed := now.Sub(b.since)
-		if c.Quirks.WholeSecondElapsed {
+		if c.quirks.WholeSecondElapsed {
 			elapsed = elapsed.Truncate(time.Second)
 		}
 		all = append(all, &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{
@@ -171,7 +147,7 @@ func (c *Client) Next() ratelimit.Instant {
 func (c *Client) Tick(now ratelimit.Instant) {
 	for _, name := range c.order {
 		if b := c.buckets[name]; b.active != nil && now >= b.active.expires {
-			c.expire(now, b)
+			b.active = nil
 		}
 	}
 	if c.report == 0 || now < c.report {
@@ -182,21 +158,12 @@ func (c *Client) Tick(now ratelimit.Instant) {
 	for _, name := range c.order {
 		all = append(all, c.buckets[name])
 	}
-	if !c.Quirks.LosesReports {
+	if !c.quirks.LosesReports {
 		c.open()
 	}
 	usages := c.usages(now, all)
 	c.open()
 	c.send(usages)
-}
-
-// expire ends an assignment, or its substitute.
-func (c *Client) expire(now ratelimit.Instant, b *bucket) {
-	if b.lapsed || c.ExpiredFor == 0 {
-		b.active, b.lapsed = nil, false
-		return
-	}
-	b.active, b.lapsed = &assignment{allows: c.Expired, expires: now.Add(c.ExpiredFor)}, true
 }
 
 // Receive handles a message of the server's, action by action.
@@ -228,11 +195,11 @@ func (c *Client) assign(now ratelimit.Instant, b *bucket, x *rlqs.RateLimitQuota
 		return
 	}
 	ttl := x.GetAssignmentTimeToLive().AsDuration()
-	if c.Quirks.WholeSecondTTL {
+	if c.quirks.WholeSecondTTL {
 		ttl = ttl.Truncate(time.Second)
 	}
 	a.expires = now.Add(ttl)
-	b.active, b.lapsed = a, false
+	b.active = a
 }
 
 func nameOf(id map[string]string) string {
@@ -246,16 +213,82 @@ func nameOf(id map[string]string) string {
 // Live is the number of requests that a bucket would pass now, if its timers are checked; MaxTokens: any
 // number.
 func (c *Client) Live(now ratelimit.Instant, id map[string]string) ratelimit.Tokens {
-	allows := c.New
-	if b := c.buckets[nameOf(id)]; b != nil && b.active != nil && now < b.active.expires {
-		if t := b.active.tokens; t != nil {
-			t.fill(now)
-			return ratelimit.Tokens(t.level)
-		}
-		allows = b.active.allows
-	}
-	if allows {
+	b := c.buckets[nameOf(id)]
+	switch {
+	case b == nil || b.active == nil || now >= b.active.expires:
+		return 0
+	case b.active.allows:
 		return ratelimit.MaxTokens
+	case b.active.tokens == nil:
+		return 0
 	}
-	return 0
+	b.active.tokens.fill(now)
+	return ratelimit.Tokens(b.active.tokens.level)
+}
+
+// tokenBucket is a bucket in force.
+type tokenBucket struct {
+	of         shape
+	max, level float64
+	perSec     float64 // +Inf: it is always full
+	at         ratelimit.Instant
+}
+
+// shape is how a bucket is assigned.
+type shape struct {
+	max, fill uint32
+	interval  time.Duration
+}
+
+func (b *tokenBucket) take(now ratelimit.Instant) bool {
+	b.fill(now)
+	if b.level < 1 {
+		return false
+	}
+	b.level--
+	return true
+}
+
+func (b *tokenBucket) fill(now ratelimit.Instant) {
+	if added := b.perSec * now.Sub(b.at).Seconds(); !math.IsNaN(added) { // 0 seconds of +Inf
+		b.level = min(b.max, b.level+added)
+	}
+	if math.IsInf(b.perSec, 1) {
+		b.level = b.max
+	}
+	b.at = now
+}
+
+// tokens is the bucket of an assignment: the one before, if nothing has changed. Of fill_interval only the whole
+// seconds count, and less than one is a division by zero.
+func (c *Client) tokens(now ratelimit.Instant, s *typev3.TokenBucket, b *bucket) *tokenBucket {
+	fill := uint32(1)
+	if n := s.GetTokensPerFill(); n != nil {
+		fill = n.GetValue()
+	}
+	of := shape{s.GetMaxTokens(), fill, s.GetFillInterval().AsDuration()}
+	t := &tokenBucket{
+		of: of, max: float64(of.max), level: float64(of.max), perSec: float64(fill) / math.Trunc(of.interval.Seconds()), at: now,
+	}
+	if b.active == nil || b.active.tokens == nil {
+		return t
+	}
+	was := b.active.tokens
+	if c.same(was.of, of) {
+		return was
+	}
+	if c.quirks.ScalesChanged {
+		was.fill(now)
+		if was.max > 0 {
+			t.level = math.Floor(t.max * was.level / was.max)
+		}
+	}
+	return t
+}
+
+func (c *Client) same(a, b shape) bool {
+	if c.quirks.ComparesLittle {
+		return a.max == b.max && a.fill == b.fill && a.interval%time.Second == b.interval%time.Second
+	}
+	return a == b
 }

@@ -9,6 +9,7 @@
 // messages, and pass the same requests. Five quirks are switches (Quirks), for Envoys that mend one. Envoy also
 //
 //   - reports every 5 s, and ignores reporting_interval,
+//   - refuses requests without an assignment, as deploy/envoy/rlqs.yaml has it, also after one has expired,
 //   - ignores assignments of requests_per_time_unit, and those without a strategy,
 //   - ends an assignment without a TTL at once,
 //   - takes only the whole seconds of fill_interval (less than one is a division by zero: the bucket is always full),

@@ -51,61 +51,45 @@ func TestJudgeFindsOneToken(t *testing.T) {
 	}
 }
 
-func TestRetractedIsAsIfItHadNotBeen(t *testing.T) {
-	for a := range ratelimit.RateAlgorithms() {
-		j := New(limit(ratelimit.Algorithm(a), 5))
-		at := 1000 * 10 * second
-		for range 5 {
-			j.Admit(at, 1)
+// Each of these events has so many tokens, and each admission is so far over. What is retracted is as if it had not been.
+// What a client has given back meanwhile is not there to be retracted again, or the next tokens would pass unseen. Retracted
+// after its window is over, it leaves the new one as it is. A clock that goes back by some windows and half of one makes
+// nothing count more: of a sliding window, 8 of the 80 of the window before did.
+func TestEventsInTheirOrder(t *testing.T) {
+	type event struct {
+		do      string
+		at      ratelimit.LedgerTime // tenths of a window
+		n, over ratelimit.Tokens
+	}
+	all := []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket}
+	for name, c := range map[string]struct {
+		of     []ratelimit.Algorithm
+		limit  ratelimit.Tokens
+		events []event
+	}{
+		"retracted":           {all, 5, []event{{"admit", 10_000, 5, 0}, {"retract", 10_000, 1, 0}, {"admit", 10_000, 1, 0}}},
+		"credited before":     {all[:2], 5, []event{{"admit", 10_000, 5, 0}, {"credit", 10_000, 5, 0}, {"retract", 10_000, 5, 0}, {"admit", 10_000, 6, 1}}},
+		"of another window":   {all[1:2], 10, []event{{"admit", 10_009, 10, 0}, {"retract", 10_010, 10, 0}, {"credit", 10_010, 3, 0}, {"admit", 10_010, 10, 0}, {"admit", 10_010, 1, 1}}},
+		"a clock that is set": {all[1:2], 100, []event{{"admit", 10_000, 80, 0}, {"admit", 10_019, 92, 0}, {"back", 9001, 0, 0}, {"admit", 9001, 100, 100}}},
+	} {
+		for _, of := range c.of {
+			j, admitted := New(limit(of, c.limit)), ratelimit.LedgerTime(0)
+			for _, e := range c.events {
+				at := e.at * second
+				switch e.do {
+				case "admit":
+					if over := j.Admit(at, e.n); over != e.over {
+						t.Errorf("%s, %v: %d over at %d, must be %d", name, ratelimit.Algorithms[of], over, e.at, e.over)
+					}
+					admitted = at
+				case "retract":
+					j.Retract(admitted, at, e.n)
+				case "credit":
+					j.Credit(at, e.n)
+				case "back":
+					j.StepBack(admitted, at)
+				}
+			}
 		}
-		j.Retract(at, at+second/2, 1)
-		if over := j.Admit(at+second/2, 1); over != 0 || j.admitted != 5 {
-			t.Errorf("%v: %d over, %d admitted", ratelimit.Algorithms[a], over, j.admitted)
-		}
-	}
-}
-
-// What a client has given back meanwhile is not there to be taken back again, or the
-// next tokens would pass unseen.
-func TestRetractedAfterItWasCredited(t *testing.T) {
-	for _, a := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
-		j := New(limit(a, 5))
-		at := 1000 * 10 * second
-		j.Admit(at, 5)
-		j.Credit(at, 5)
-		j.Retract(at, at, 5)
-		if over := j.Admit(at, 6); over != 1 {
-			t.Errorf("%v: 6 tokens of 5 were %d over", ratelimit.Algorithms[a], over)
-		}
-	}
-}
-
-// Taken back after its window is over, it leaves the new one as it is.
-func TestRetractedOfTheWindowBefore(t *testing.T) {
-	j := New(limit(ratelimit.SlidingWindow, 10))
-	before, now := 1000*10*second+9*second, 1001*10*second
-	j.Admit(before, 10)
-	j.Retract(before, now, 10)
-	j.Credit(now, 3)
-	if over := j.Admit(now, 10); over != 0 {
-		t.Errorf("10 tokens of 10 were %d over", over)
-	}
-	if over := j.Admit(now, 1); over != 1 {
-		t.Errorf("one more was %d over", over)
-	}
-}
-
-// A clock that goes back by some windows and half of one makes nothing count more: of a sliding window, 8 of the 80 of
-// the window before did.
-func TestClockThatGoesBack(t *testing.T) {
-	j := New(limit(ratelimit.SlidingWindow, 100))
-	j.Admit(1000*10*second, 80)
-	from, at := 1001*10*second+9*second, 900*10*second+second
-	if over := j.Admit(from, 92); over != 0 {
-		t.Errorf("92 tokens and 8 of 100 were %d over", over)
-	}
-	j.StepBack(from, at)
-	if over := j.Admit(at, 100); over != 100 {
-		t.Errorf("100 more were %d over", over)
 	}
 }

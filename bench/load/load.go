@@ -7,11 +7,8 @@
 package load
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -37,51 +34,15 @@ var Shapes = [...]string{Steady: "steady", Burst: "burst", Flash: "flash", Ramp:
 // String is the name that flags and files use.
 func (s Shape) String() string { return Shapes[s] }
 
-// ParseShape returns the shape of that name.
-func ParseShape(name string) (Shape, error) {
-	i := slices.Index(Shapes[:], name)
-	if i < 0 {
-		return 0, fmt.Errorf("%q is not a shape of load: it is one of %s", name, strings.Join(Shapes[:], ", "))
-	}
-	return Shape(i), nil
-}
-
 // Load is demand, described.
 type Load struct {
-	Rate   float64 // requests a second, in the mean
+	Rate   float64 `in:"1e-9..1e9"` // requests a second, in the mean
 	Shape  Shape
-	Keys   int           // distinct keys; 0 means 1
-	Skew   float64       // of a Zipf law over the keys: 0 is uniform, 1.1 is that of the web
-	Hot    float64       // the additional share of requests for one key, 0 to 1
-	Cost   int           // hits of a request: 1 to Cost, uniformly; 0 means 1
-	Length time.Duration // of the whole
-}
-
-// Validate reports every problem, each with its value and its bound.
-func (l Load) Validate() []error {
-	var errs []error
-	bad := func(what string, value any, bound string) {
-		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
-	}
-	if !(l.Rate > 0) || l.Rate > 1e9 {
-		bad("the rate", l.Rate, "above 0 and at most 1e9 requests a second")
-	}
-	if l.Keys < 0 || l.Keys > MaxKeys {
-		bad("the number of keys", l.Keys, fmt.Sprintf("1 to %d", MaxKeys))
-	}
-	if !(l.Skew >= 0) || l.Skew > 10 {
-		bad("the skew", l.Skew, "0 to 10")
-	}
-	if !(l.Hot >= 0) || l.Hot > 1 {
-		bad("the hot key's share", l.Hot, "0 to 1")
-	}
-	if l.Cost < 0 || l.Cost > 1e9 {
-		bad("the cost", l.Cost, "1 to 1e9")
-	}
-	if l.Length <= 0 {
-		bad("the length", l.Length, "positive")
-	}
-	return errs
+	Keys   int           `in:"0..10000000"`  // distinct keys; 0 means 1
+	Skew   float64       `in:"0..10"`        // of a Zipf law over the keys: 0 is uniform, 1.1 is that of the web
+	Hot    float64       `in:"0..1"`         // the additional share of requests for one key
+	Cost   int           `in:"0..1e9"`       // hits of a request: 1 to Cost, uniformly; 0 means 1
+	Length time.Duration `in:"1ns..999999h"` // of the whole
 }
 
 // MaxKeys is how many distinct keys a load may have.
@@ -186,4 +147,52 @@ func (s *Stream) phase() {
 		s.rate, s.until = l.Rate, end
 	}
 	s.until = min(s.until, end)
+}
+
+// alias draws from a discrete distribution in constant time: the alias method
+// (Walker 1977, in the form of Vose 1991).
+type alias struct {
+	own   []float64 // the probability of staying at a place
+	other []int32
+}
+
+// newZipf makes the distribution in which the k-th of n keys has a weight of
+// k to the power of -s.
+func newZipf(n int, s float64) *alias {
+	a := &alias{own: make([]float64, n), other: make([]int32, n)}
+	sum := 0.0
+	for k := range a.own {
+		a.own[k] = math.Pow(float64(k+1), -s)
+		sum += a.own[k]
+	}
+	var small, large []int32
+	for k := range a.own {
+		a.own[k] *= float64(n) / sum
+		if a.own[k] < 1 {
+			small = append(small, int32(k))
+		} else {
+			large = append(large, int32(k))
+		}
+	}
+	for len(small) > 0 && len(large) > 0 {
+		less, more := small[len(small)-1], large[len(large)-1]
+		small = small[:len(small)-1]
+		a.other[less] = more
+		a.own[more] -= 1 - a.own[less]
+		if a.own[more] < 1 {
+			large, small = large[:len(large)-1], append(small, more)
+		}
+	}
+	for _, k := range append(small, large...) {
+		a.own[k] = 1
+	}
+	return a
+}
+
+func (a *alias) draw(rnd *rand.Rand) int {
+	k := rnd.IntN(len(a.own))
+	if rnd.Float64() < a.own[k] {
+		return k
+	}
+	return int(a.other[k])
 }

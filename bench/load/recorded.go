@@ -1,17 +1,13 @@
 package load
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -24,27 +20,11 @@ type Recorded struct {
 // mostRecorded bounds memory: a recorded request takes 40 bytes.
 const mostRecorded = 20_000_000
 
-// ReadRecorded reads demand that was recorded: CSV with the columns time, key and
-// if there are more hits and node; or JSON lines with these fields. A time is
-// in seconds, or in RFC 3339. Requests need not be in order. Errors name the
-// line.
+// ReadRecorded reads demand that was recorded: CSV with the columns time, key and if there are more hits and node. A
+// time is in seconds, or in RFC 3339. Requests need not be in order. Errors name the line.
 func ReadRecorded(in io.Reader) (*Recorded, error) {
 	r := recorder{seen: map[string]int{}}
-	buffered := bufio.NewReader(in)
-	start, err := buffered.ReadByte()
-	for err == nil && strings.IndexByte(" \t\r\n", start) >= 0 {
-		start, err = buffered.ReadByte()
-	}
-	if err != nil {
-		return nil, errors.New("the trace is empty")
-	}
-	_ = buffered.UnreadByte()
-	if start == '{' {
-		err = r.jsonLines(buffered)
-	} else {
-		err = r.csv(buffered)
-	}
-	if err != nil {
+	if err := r.read(in); err != nil {
 		return nil, err
 	}
 	return r.finish()
@@ -56,45 +36,7 @@ type recorder struct {
 	at   []time.Duration // of each request, since the epoch
 }
 
-// line is one request as it is written. Hits and a node may be left out.
-type line struct {
-	Time json.RawMessage `json:"time"`
-	Key  string          `json:"key"`
-	Hits int64           `json:"hits"`
-	Node int64           `json:"node"`
-}
-
-func (r *recorder) jsonLines(in io.Reader) error {
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	n := 0
-	for lines.Scan() {
-		n++
-		text := bytes.TrimSpace(lines.Bytes())
-		if len(text) == 0 {
-			continue
-		}
-		l := line{Hits: 1, Node: -1}
-		d := json.NewDecoder(bytes.NewReader(text))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&l); err != nil {
-			return fmt.Errorf("trace line %d: %w (the fields are time, key, hits and node)", n, err)
-		}
-		when := string(l.Time)
-		if s, err := strconv.Unquote(when); err == nil {
-			when = s
-		}
-		if err := r.add(when, l.Key, l.Hits, l.Node); err != nil {
-			return fmt.Errorf("trace line %d: %w", n, err)
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return fmt.Errorf("trace line %d: %w", n+1, err)
-	}
-	return nil
-}
-
-func (r *recorder) csv(in io.Reader) error {
+func (r *recorder) read(in io.Reader) error {
 	rows := csv.NewReader(in)
 	rows.FieldsPerRecord = -1
 	rows.ReuseRecord = true

@@ -57,8 +57,20 @@ func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, er
 	if err != nil {
 		return nil, err
 	}
-	overlay, err := writeOverlay(root, into, texts)
+	replace := map[string]string{}
+	for name, text := range texts {
+		to := filepath.Join(into, strings.ReplaceAll(name, "/", "_"))
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return nil, err
+		}
+		replace[filepath.Join(root, name)] = to
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
+		return nil, err
+	}
+	overlay := filepath.Join(into, "overlay.json")
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return nil, err
 	}
 	b := &Binary{filepath.Join(into, strings.ReplaceAll(pkg, "/", "_")+".test"), filepath.Join(root, pkg), bugs}
@@ -85,27 +97,24 @@ func (b *Binary) Command(ctx context.Context, bug string, args ...string) *exec.
 // Texts are the files with bugs, by their names from the root, and a file more of each of their packages.
 func Texts(root string, bugs []Bug) (map[string]string, error) {
 	texts := map[string]string{}
-	copies := map[string]map[*ast.FuncDecl]string{}
 	files := map[string]*file{}
 	for i, bug := range bugs {
 		f := files[bug.File]
+		var err error
 		if f == nil {
-			var err error
 			f, err = parse(filepath.Join(root, bug.File))
-			if err != nil {
-				return nil, fmt.Errorf("bug %q: %w", bug.Name, err)
-			}
-			files[bug.File], copies[bug.File] = f, map[*ast.FuncDecl]string{}
-			texts[path.Join(path.Dir(bug.File), "zz_planted.go")] = fmt.Sprintf(reader, f.tree.Name.Name, Variable)
+			files[bug.File] = f
 		}
-		fn, body, err := f.plant(bug)
+		if err == nil {
+			err = f.plant(i+1, bug)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("bug %q: %w", bug.Name, err)
 		}
-		copies[bug.File][fn] += fmt.Sprintf("if planted__ == %d { /*line bug-%d:1:1*/%s }; ", i+1, i+1, body)
+		texts[path.Join(path.Dir(bug.File), "zz_planted.go")] = fmt.Sprintf(reader, f.tree.Name.Name, Variable)
 	}
 	for name, f := range files {
-		texts[name] = f.with(copies[name])
+		texts[name] = f.planted()
 	}
 	return texts, nil
 }
@@ -121,11 +130,12 @@ import (
 var planted__, _ = strconv.Atoi(os.Getenv(%q))
 `
 
-// file is a Go file that is parsed.
+// file is a Go file, and the copies with bugs of bodies of its functions.
 type file struct {
 	name, text string
 	tree       *ast.File
 	at         *token.File
+	copies     map[*ast.FuncDecl]string
 }
 
 func parse(name string) (*file, error) {
@@ -138,13 +148,13 @@ func parse(name string) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &file{name, string(text), tree, set.File(tree.Pos())}, nil
+	return &file{name, string(text), tree, set.File(tree.Pos()), map[*ast.FuncDecl]string{}}, nil
 }
 
-// plant returns the function of a bug, and its body with the bug, which returns in any case.
-func (f *file) plant(b Bug) (*ast.FuncDecl, string, error) {
+// plant adds a copy of the body of a bug's function with the bug, which returns in any case.
+func (f *file) plant(number int, b Bug) error {
 	if n := strings.Count(f.text, b.Right); n != 1 || b.Right == "" {
-		return nil, "", fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", b.Right, n, b.File)
+		return fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", b.Right, n, b.File)
 	}
 	begins := strings.Index(f.text, b.Right)
 	ends := begins + len(b.Right)
@@ -158,45 +168,29 @@ func (f *file) plant(b Bug) (*ast.FuncDecl, string, error) {
 			continue
 		}
 		body := strings.TrimSuffix(f.text[from:begins]+b.Wrong+f.text[ends:to+1], "}")
-		if fn.Type.Results == nil {
-			return fn, body + "\nreturn", nil
+		last := "return"
+		if fn.Type.Results != nil {
+			last = "panic(\"the body with the bug ends without a return\")"
 		}
-		return fn, body + "\npanic(\"the body with the bug ends without a return\")", nil
+		f.copies[fn] += fmt.Sprintf("if planted__ == %d { /*line bug-%d:1:1*/%s\n%s }; ", number, number, body, last)
+		return nil
 	}
-	return nil, "", fmt.Errorf("%q in %s is in no function: plant it where it is used", b.Right, b.File)
+	return fmt.Errorf("%q in %s is in no function: plant it where it is used", b.Right, b.File)
 }
 
-// with is the file with copies at the beginnings of functions. All else stays in its line, as the compiler counts them.
-func (f *file) with(copies map[*ast.FuncDecl]string) string {
+// planted is the file with the copies at the beginnings of functions. All else stays in its line, as the compiler counts
+// them.
+func (f *file) planted() string {
 	var b strings.Builder
 	done := 0
 	for _, d := range f.tree.Decls {
 		fn, ok := d.(*ast.FuncDecl)
-		if !ok || copies[fn] == "" {
+		if !ok || f.copies[fn] == "" {
 			continue
 		}
 		at := f.at.Position(fn.Body.Lbrace + 1)
-		b.WriteString(f.text[done:at.Offset] + copies[fn])
-		fmt.Fprintf(&b, "/*line %s:%d:%d*/", f.name, at.Line, at.Column)
+		fmt.Fprintf(&b, "%s%s/*line %s:%d:%d*/", f.text[done:at.Offset], f.copies[fn], f.name, at.Line, at.Column)
 		done = at.Offset
 	}
 	return b.String() + f.text[done:]
-}
-
-// writeOverlay writes texts to a folder, and returns the go command's argument of -overlay.
-func writeOverlay(root, into string, texts map[string]string) (name string, err error) {
-	replace := map[string]string{}
-	for name, text := range texts {
-		to := filepath.Join(into, strings.ReplaceAll(name, "/", "_"))
-		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
-			return "", err
-		}
-		replace[filepath.Join(root, name)] = to
-	}
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	name = filepath.Join(into, "overlay.json")
-	return name, os.WriteFile(name, text, 0o600)
 }

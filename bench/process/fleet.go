@@ -101,7 +101,7 @@ func (f *Fleet) Start(i int) error {
 	if len(f.Nodes) > 1 {
 		args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i], "--peer-secret", "only-for-benchmarks")
 	}
-	n, err := Start(f.binary, "127.0.0.1:"+ports[0], args...)
+	n, err := Start(nil, f.binary, "127.0.0.1:"+ports[0], args...)
 	if err != nil {
 		return err
 	}
@@ -121,8 +121,11 @@ func (f *Fleet) UntilWhole() error {
 	running := f.Running()
 	return Until("the nodes see each other", func() bool {
 		for _, n := range running {
-			members, _, err := n.Metric("sluice_ring_members ")
-			if err != nil || len(f.Nodes) > 1 && int(members) != len(running) {
+			if _, err := n.Ask("/metrics"); err != nil {
+				return false
+			}
+			members, err := n.Metric("sluice_ring_members ") // which a single node has not
+			if len(f.Nodes) > 1 && (err != nil || int(members) != len(running)) {
 				return false
 			}
 		}

@@ -2,6 +2,8 @@
 package process
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,9 +11,14 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Process is a server in a process of its own. It is not safe for concurrent use.
@@ -41,14 +48,9 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Start runs a server and waits for its port to open.
-func Start(binary, address string, args ...string) (*Process, error) {
-	return StartWith(nil, binary, address, args...)
-}
-
-// StartWith is Start for a program of others, which has more variables in its environment (NAME=VALUE), and whose log is
-// not shown.
-func StartWith(environment []string, binary, address string, args ...string) (*Process, error) {
+// Start runs a server and waits for its port to open. A program of others has more variables in its environment
+// (NAME=VALUE), and its log is not shown.
+func Start(environment []string, binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
 	if environment == nil {
 		cmd.Stderr = os.Stderr
@@ -139,20 +141,19 @@ func (p *Process) Ask(path string) (string, error) {
 	return string(text), err
 }
 
-// Metric is the number of the first of a node's metrics that begins so; found says that there is one.
-func (p *Process) Metric(begins string) (n float64, found bool, err error) {
+// Metric is the number of the first of a node's metrics that begins so.
+func (p *Process) Metric(begins string) (float64, error) {
 	text, err := p.Ask("/metrics")
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, begins) {
 			fields := strings.Fields(line)
-			n, err = strconv.ParseFloat(fields[len(fields)-1], 64)
-			return n, err == nil, err
+			return strconv.ParseFloat(fields[len(fields)-1], 64)
 		}
 	}
-	return 0, false, nil
+	return 0, fmt.Errorf("metrics of %s: no line begins with %s", p.Debug, begins)
 }
 
 // CPU is the processor time that it has used since it started.
@@ -174,14 +175,99 @@ func Spent(of interface{ CPU() (time.Duration, error) }, do func() error) (time.
 // PeakMemory is the most resident memory that the process has had, in bytes.
 func (p *Process) PeakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("memory of process %d: %w", p.cmd.Process.Pid, err)
+	_, most, _ := strings.Cut(string(text), "VmHWM:")
+	var kib int64
+	if _, is := fmt.Sscan(most, &kib); is != nil {
+		return 0, fmt.Errorf("memory of process %d: /proc does not say it: %w", p.cmd.Process.Pid, errors.Join(err, is))
 	}
-	for line := range strings.Lines(string(text)) {
-		var kib int64
-		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
-			return kib << 10, nil
+	return kib << 10, nil
+}
+
+// Redis is the store of a run, in a process of its own.
+type Redis struct {
+	*Process        // Kill ends it without a word, Pause stops it
+	Addr     string // HOST:PORT
+	port     string
+	client   *redis.Client
+}
+
+// ErrNoRedis says that there is none to start.
+var ErrNoRedis = errors.New("redis-server is not on the PATH: install Redis 6.2 or later")
+
+// OpenRedis starts a Redis that keeps nothing on disk.
+func OpenRedis() (*Redis, error) {
+	ports, err := freeport.Find(1)
+	if err != nil {
+		return nil, err
+	}
+	s := &Redis{Addr: "127.0.0.1:" + ports[0], port: ports[0]}
+	if err := s.Start(); err != nil {
+		return nil, err
+	}
+	s.client = redis.NewClient(&redis.Options{Addr: s.Addr})
+	return s, nil
+}
+
+// Start starts it at its address: again, and empty, after Kill.
+func (s *Redis) Start() error {
+	binary, err := exec.LookPath("redis-server")
+	if err != nil {
+		return ErrNoRedis
+	}
+	s.Process, err = Start(nil, binary, s.Addr, "--port", s.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+	return err
+}
+
+// Forget removes all its data.
+func (s *Redis) Forget() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := s.client.FlushAll(ctx).Err(); err != nil {
+		return fmt.Errorf("emptying redis: %w", err)
+	}
+	return nil
+}
+
+// Close ends it.
+func (s *Redis) Close() {
+	_ = s.client.Close()
+	s.Stop()
+}
+
+// RedisUse is the work of a Redis so far.
+type RedisUse struct {
+	CPU      time.Duration    // processor time
+	Bytes    int64            // that it has received and sent
+	Commands map[string]int64 // how often it has run each
+}
+
+var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+)|total_net_(?:in|out)put_bytes:(\d+)`)
+
+// Used reads its work. Without an answer within a second, only the processor time is set.
+func (s *Redis) Used() RedisUse {
+	u := RedisUse{Commands: map[string]int64{}}
+	u.CPU, _ = s.CPU()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	text, _ := s.client.Info(ctx, "all").Result() // several sections at once: from Redis 7 on only
+	for _, m := range uses.FindAllStringSubmatch(text, -1) {
+		n, _ := strconv.ParseInt(cmp.Or(m[2], m[3]), 10, 64)
+		if m[1] == "" {
+			u.Bytes += n
+		} else {
+			u.Commands[m[1]] = n
 		}
 	}
-	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
+	return u
+}
+
+// Since is its work since an earlier reading.
+func (u RedisUse) Since(before RedisUse) RedisUse {
+	d := RedisUse{CPU: u.CPU - before.CPU, Bytes: max(0, u.Bytes-before.Bytes), Commands: map[string]int64{}}
+	for name, n := range u.Commands {
+		if n > before.Commands[name] {
+			d.Commands[name] = n - before.Commands[name]
+		}
+	}
+	return d
 }

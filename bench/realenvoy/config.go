@@ -122,3 +122,20 @@ func setAddress(a object, address string) object {
 	a["port_value"], _ = strconv.Atoi(port)
 	return a
 }
+
+// WithoutFilter is a configuration without its first filter, and without the cluster that this asks.
+func WithoutFilter(text string) (string, error) {
+	var tree object
+	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
+		return "", fmt.Errorf("reading a configuration of Envoy: %w", err)
+	}
+	manager := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
+	manager["http_filters"] = at[[]any](manager, "http_filters")[1:]
+	static := at[object](tree, "static_resources")
+	static["clusters"] = at[[]any](static, "clusters")[:1]
+	out, err := yaml.Marshal(tree)
+	if err != nil {
+		return "", fmt.Errorf("writing a configuration of Envoy: %w", err)
+	}
+	return string(out), nil
+}

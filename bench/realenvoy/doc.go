@@ -8,5 +8,5 @@
 // on the same machine.
 //
 // Start with Find and Start. process.Fleet is nodes of Sluice. Backend is the service behind Envoy. A Client calls
-// Envoy and counts the answers.
+// Envoy.
 package realenvoy

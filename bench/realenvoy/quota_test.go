@@ -29,10 +29,6 @@ import (
 type quirks struct {
 	Actions map[string]string
 	Tiers   map[string]struct {
-		Model struct {
-			New, Expired bool
-			ExpiredFor   time.Duration `yaml:"expired_for"`
-		}
 		Envoy object
 		Rows  map[string]string
 	}
@@ -124,11 +120,8 @@ type modelled struct {
 }
 
 func (q *quirks) model(tier string, of envoy.Quirks) *modelled {
-	o := q.Tiers[tier].Model
 	m := &modelled{quirks: q, id: map[string]string{"tier": tier, "api_key": "model"}}
-	m.Client = envoy.New(envoy.Options{
-		Domain: "edge", New: o.New, Expired: o.Expired, ExpiredFor: o.ExpiredFor, Quirks: of,
-	}, m)
+	m.Client = envoy.New("edge", of, m)
 	m.Request(m.clock(), m.id)
 	return m
 }
@@ -198,7 +191,7 @@ func TestModel(t *testing.T) {
 			}
 		}
 	}
-	if rows < 36 {
+	if rows < 32 {
 		t.Errorf("there are %d rows", rows)
 	}
 }

@@ -117,7 +117,7 @@ type script struct {
 	dir     string              // of its files
 	rules   cache.SnapshotCache // of the management server; nil: there is none
 	version int                 // of these rules
-	loaded  chan *Tally         // of the load that goes on
+	loaded  chan *answers       // of the load that goes on
 	known   int64               // calls that a node that hangs has made late
 	begun   chan error          // of the request that goes on
 	slow    chan struct{}       // closed: no request does
@@ -330,13 +330,39 @@ func (s *script) costs(args []string) error {
 	return nil
 }
 
+// answers are those to a load.
+type answers struct {
+	sync.Mutex
+	passed map[int]int64 // of each key
+	counts map[string]int64
+	err    error // the last that was not an answer
+}
+
 func (s *script) load(args []string) error {
 	length, err := time.ParseDuration(args[1])
 	header, keys, _ := strings.Cut(args[2], "=")
-	s.client.KeyHeader, s.client.Path, s.client.Headers = header, args[3], headers(args[4:])
 	l := load.Load{Rate: float64(s.number(args[0])), Keys: s.number(keys), Length: length}
-	s.loaded = make(chan *Tally, 1)
-	go func() { s.loaded <- s.client.Drive(s.Context(), l, time.Hour) }()
+	s.loaded = make(chan *answers, 1)
+	go func() {
+		all := &answers{passed: map[int]int64{}, counts: map[string]int64{}}
+		caller.Open(s.Context(), l, 1, time.Now(), func(r load.Request, _ time.Time) {
+			a, err := s.client.Get(s.Context(), args[3], append(headers(args[4:]), header, fmt.Sprintf("key-%d", r.Key))...)
+			all.Lock()
+			defer all.Unlock()
+			all.counts["sent"]++
+			switch a.Status {
+			case http.StatusOK:
+				all.counts["passed"]++
+				all.passed[r.Key]++
+			case http.StatusTooManyRequests:
+				all.counts["refused"]++
+			default:
+				all.counts["failed"]++
+				all.err = cmp.Or(err, fmt.Errorf("the answer is %d", a.Status))
+			}
+		})
+		s.loaded <- all
+	}()
 	return err
 }
 
@@ -348,15 +374,16 @@ func (s *script) unload(args []string) error {
 	t := <-s.loaded
 	stats, late := s.stats(), s.stats()[timeoutStat]
 	limit, _ := strconv.Atoi(args[0])
-	counts := map[string]int64{
-		"passed": t.Passed, "refused": t.Limited, "failed": t.Failed, "over": max(0, t.Over(int64(limit))-late),
-		"late": (late - s.known) * 1000 / t.Latency.TotalCount(), "undecided": stats[undecidedStat] - late,
+	for _, n := range t.passed {
+		t.counts["over"] = max(t.counts["over"], n-int64(limit)-late)
 	}
-	s.Logf("%v; p50 %dus, p99 %dus", counts, t.Latency.ValueAtQuantile(50), t.Latency.ValueAtQuantile(99))
+	t.counts["late"] = (late - s.known) * 1000 / t.counts["sent"]
+	t.counts["undecided"] = stats[undecidedStat] - late
+	s.Log(t.counts)
 	for _, want := range args[1:] {
 		name, bounds, _ := strings.Cut(want, "=")
-		if err := s.between(int(counts[name]), bounds); err != nil {
-			return fmt.Errorf("%s: %w", want, errors.Join(err, t.Err))
+		if err := s.between(int(t.counts[name]), bounds); err != nil {
+			return fmt.Errorf("%s: %w", want, errors.Join(err, t.err))
 		}
 	}
 	return nil

@@ -117,14 +117,6 @@ func (w *world) route(path, limits, more string) {
 		first, "", path, cmp.Or(more, "route: {cluster: service}"), limits))
 }
 
-// run starts nodes, and an Envoy before them.
-func (w *world) run(nodes int) *world {
-	w.Helper()
-	w.start(nodes)
-	w.open(nodes)
-	return w
-}
-
 // start starts what Envoy needs: nodes, which share a Redis unless alone, and the service.
 func (w *world) start(nodes int) {
 	w.Helper()

@@ -5,10 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // bound is the declared over-admission of a key: that of the rule, and that of each fault, for as long as the
@@ -214,11 +213,6 @@ func (b *bound) versions(k *key) []*ratelimit.Rule {
 	return b.rules
 }
 
-// slidingForgets is a declared gap: after a loss, nodes restate the current window, but not the previous one,
-// which a sliding window counts. Until a node restates it, it can be granted once more. Without this, seed
-// 1014078 fails.
-const slidingForgets = true
-
 // of is the bound of one version of the rule.
 func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
@@ -236,7 +230,9 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		}
 		if its {
 			most += b.untold(k, &b.forgets[i])
-			if slidingForgets && own.Limit.Algorithm == ratelimit.SlidingWindow {
+			if own.Limit.Algorithm == ratelimit.SlidingWindow {
+				// A declared gap: nodes restate the current window, but not the previous one, which counts, too. Until a node
+				// restates it, it can be granted once more. Without this, seed 1014078 fails.
 				most += capacity
 			}
 		}

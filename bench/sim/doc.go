@@ -1,7 +1,7 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the wires between them, and faults
 // of each. Nodes are leasing.Stepped, seats are approx.Keeper's, and the ledger is account.Memory, in one or
 // several parts. Nodes of a ring are routing.Stepped, over these or over budgets of their own. Envoys that enforce
-// limits themselves are package envoy's clients, and a node's side of them is rlqs.Session (envoys.go, player.go). The
+// limits themselves are package envoy's clients, and a node's side of them is rlqs.Session (envoys.go). The
 // simulator itself has only the waiting requests and the wires.
 //
 // Guarantee: the same Options give the same Result, byte for byte, on any machine. Every admission is judged by

@@ -51,7 +51,6 @@ const GCPercent = 400
 type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which only mode routing has
-	Regions   bool   // only regions, which only mode routing with a store has
 	Envoys    bool   // Envoys that lease parts of limits (HistoryOfEnvoys), in mode leasing, instead of the others
 }
 
@@ -60,11 +59,8 @@ func (s Selection) Validate() error {
 	if s.Mode != "" && !slices.Contains(ratelimit.ModeNames(), s.Mode) {
 		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.ModeNames(), ", "))
 	}
-	if (s.Storeless || s.Regions) && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
-		return fmt.Errorf("the mode is %s, and only mode routing is played without a store, or in regions", s.Mode)
-	}
-	if s.Storeless && s.Regions {
-		return errors.New("regions share a store: they are not played without one")
+	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
+		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
 	}
 	if s.Envoys && s != (Selection{Envoys: true}) {
 		return errors.New("histories of Envoys are not selected further")
@@ -78,12 +74,11 @@ func (s Selection) History(seed uint64) (o Options, selected bool) {
 		return HistoryOfEnvoys(seed), true
 	}
 	o = History(seed)
-	return o, (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) &&
-		(!s.Regions || o.Regions > 1)
+	return o, (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
 }
 
 // Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
-// fails or ctx is done. It calls progress, if not nil, with the number of played histories, from one goroutine
+// fails or ctx is done. It calls progress with the number of played histories, from one goroutine
 // at a time.
 func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
@@ -106,9 +101,7 @@ func Histories(
 			mu.Lock()
 			defer mu.Unlock()
 			sum.add(&o, r)
-			if progress != nil {
-				progress(sum.Histories)
-			}
+			progress(sum.Histories)
 			if r.Violation == nil {
 				return nil
 			}

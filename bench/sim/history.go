@@ -2,10 +2,12 @@ package sim
 
 import (
 	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
@@ -315,6 +317,194 @@ func (h *historian) faults() {
 		}
 		if f.Kind == FailOver && !forget {
 			continue
+		}
+		h.o.Faults = append(h.o.Faults, f)
+	}
+}
+
+// strainsTills reports whether a history is one of drawn's, one in twenty.
+func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
+
+// drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a
+// draw. Windows turn often. The limit changes node by node, several times in a window. Small
+// tables drop keys with draws. Answers are lost, nodes leave and return, and in some the ledger's clock is set.
+func (h *historian) drawn() {
+	r := h.o.Rule
+	c := &r.Coordination
+	if c.Mode.Spec().Owned {
+		c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx)
+	}
+	c.OnStoreFailure, c.Reclaim, c.Audit = ratelimit.FailClosed, ratelimit.ReclaimSafe, false
+	c.Lease.Fixed = 0
+	r.Limit = ratelimit.Limit{
+		Unit: ratelimit.Second, Multiplier: uint32(3 + h.IntN(10)), Requests: pick(h, ratelimit.Tokens(20), 40, 100, 1000) + ratelimit.Tokens(h.IntN(40)),
+	}
+	period := r.Limit.Period()
+	h.o.Start = time.Duration(h.Int64N(int64(period)))
+	h.o.Nodes, h.o.Second, h.o.Mix, h.o.Storeless = 2+h.IntN(4), nil, Mix{}, false
+	h.o.Table = pick(h, 0, 0, 0, 1, 2)
+
+	l := &h.o.Load
+	l.Keys, l.Cost, l.Length = 1+h.IntN(4), pick(h, 1, 1, 3), 3*period+time.Duration(h.Int64N(int64(period)))
+	rate := float64(r.Limit.Requests) / period.Seconds() * float64(l.Keys) / float64(l.Cost) * (0.5 + 2*h.Float64())
+	l.Rate = max(2, min(rate, mostRequests/l.Length.Seconds()))
+
+	h.o.Changes = nil
+	if h.chance(0.5) {
+		h.relimit()
+	}
+	h.o.Faults = nil
+	kinds := []FaultKind{Deaf, Deaf, Late, Late, Cut, Leave, Leave, Join, Crash, Restart, Restart, Pause, Suspend}
+	if h.chance(0.25) {
+		kinds = append(kinds, Ahead, Back, Back)
+	}
+	for range h.IntN(8) {
+		f := Fault{
+			At: time.Duration(h.Int64N(int64(l.Length))), Kind: pick(h, kinds...), Node: h.IntN(h.o.Nodes + 1),
+			For: time.Duration(h.Int64N(int64(pick(h, 100*time.Millisecond, time.Second, period)))),
+		}
+		if f.Kind == Back || f.Kind == Ahead {
+			f.For = time.Duration(h.Int64N(int64(3 * period)))
+		}
+		h.o.Faults = append(h.o.Faults, f)
+	}
+}
+
+// relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when
+// the next one is claimed early.
+func (h *historian) relimit() {
+	rule := h.o.Rule
+	at := time.Duration(0)
+	for range 1 + h.IntN(4) {
+		at += time.Duration(h.Int64N(int64(h.o.Load.Length / 2)))
+		if period := rule.Limit.Period(); h.chance(0.5) {
+			at += period - (at+h.o.Start)%period - 1 - time.Duration(h.Int64N(int64(min(2*time.Second, period-(at+h.o.Start)%period))))
+		}
+		if at >= h.o.Load.Length {
+			return
+		}
+		next := *rule
+		n := next.Limit.Requests
+		next.Limit.Requests = max(20, pick(h, n-1, n+1, n-n/10, n+n/10, n/2, n*2))
+		rule = &next
+		h.o.Changes = append(h.o.Changes, Change{At: at, Rule: rule, What: "limit", Spread: time.Duration(h.Int64N(int64(8 * time.Second)))})
+	}
+}
+
+// Regions share a far store. A node is in a region by its slot, and rings do not span regions.
+
+// region is the name of a node's region.
+func (w *world) region(slot int) string { return fmt.Sprint("region-", slot%max(1, w.Regions)) }
+
+// regions makes some histories of mode routing with a store play regions that are far from it. Some are cut off, also
+// across a turn of the window, start anew, or drain into others. It draws its own random numbers.
+func (h *historian) regions() {
+	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x4e91))}
+	c := &h.o.Rule.Coordination
+	if !c.Mode.Spec().Owned || h.o.Storeless || !of.chance(0.4) {
+		return
+	}
+	h.o.Regions = 2 + of.IntN(2)
+	h.o.Nodes = max(h.o.Nodes, h.o.Regions)
+	trip := pick(of, 20*time.Millisecond, 80*time.Millisecond, 150*time.Millisecond)
+	h.o.Net.Trip = Delay{Least: trip, Tail: pick(of, 0, 5*time.Millisecond)}
+	c.StoreDeadline = pick(of, 3*trip, 6*trip)
+	for i := range h.o.Changes {
+		h.o.Changes[i].Rule.Coordination.StoreDeadline = c.StoreDeadline
+	}
+	for range of.IntN(4) {
+		h.strikeRegion(of)
+	}
+}
+
+// strikeRegion lets the same happen to all nodes of a region.
+func (h *historian) strikeRegion(of *historian) {
+	length, period := h.o.Load.Length, h.o.Rule.Limit.Period()
+	at := time.Duration(of.Int64N(int64(length)))
+	lasts := time.Duration(of.Int64N(int64(pick(of, time.Second, 12*time.Second))))
+	if turn := period - (at+h.o.Start)%period; of.chance(0.3) && at+turn < length { // across a turn
+		at += max(0, turn-lasts/2)
+	}
+	kind := pick(of, Cut, Cut, Crash, Leave)
+	for slot := of.IntN(h.o.Regions); slot < h.o.Nodes; slot += h.o.Regions {
+		h.o.Faults = append(h.o.Faults, Fault{At: at, Kind: kind, Node: slot, For: lasts})
+		if kind != Cut && of.chance(0.7) {
+			h.o.Faults = append(h.o.Faults, Fault{At: at + lasts, Kind: Restart, Node: slot})
+		}
+	}
+}
+
+// HistoryOfEnvoys makes a run from a seed: a few Envoys of any kind, nodes with a ledger or alone, and faults of each.
+func HistoryOfEnvoys(seed uint64) Options {
+	h := &historian{rand.New(rand.NewPCG(seed, 0x72)), Options{Seed: seed, Check: true}}
+	limit := ratelimit.Tokens(20 + h.IntN(400))
+	e := &Envoys{Count: 1 + h.IntN(6), Skewed: h.chance(0.5), Bursts: h.chance(0.4), Quirks: h.quirks()}
+	h.o.Envoys, h.o.Nodes = e, h.IntN(4)
+	if h.o.Nodes == 0 {
+		h.o.Nodes, h.o.Storeless = 1, true
+	}
+	h.o.Rule = &ratelimit.Rule{
+		Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit}, Coordination: ratelimit.DefaultCoordination(),
+	}
+	switch l := &h.o.Rule.Limit; h.IntN(3) {
+	case 0:
+		l.Algorithm = ratelimit.SlidingWindow
+	case 1: // of a minute's tokens at least, and of four minutes' at most
+		l.Algorithm, l.Burst = ratelimit.TokenBucket, limit+ratelimit.Tokens(h.IntN(int(3*limit)))
+	}
+	if h.chance(0.2) {
+		h.o.Rule.Coordination.Lease.Fixed = 1 + ratelimit.Tokens(h.IntN(int(limit)))
+	}
+	if h.chance(0.3) {
+		e.Direct = 0.5 * h.Float64()
+	}
+	h.o.Start = time.Duration(h.Int64N(int64(time.Minute)))
+	h.o.Load = load.Load{
+		Rate: float64(limit) / 60 * (0.3 + 3*h.Float64()), Keys: 1 + h.IntN(3),
+		Shape:  pick(h, load.Steady, load.Steady, load.Burst, load.Ramp),
+		Length: time.Minute + time.Duration(h.Int64N(int64(2*time.Minute))),
+	}
+	if e.Bursts {
+		h.o.Load.Rate *= 4
+	}
+	trip := time.Duration(h.Int64N(int64(40 * time.Millisecond)))
+	h.o.Net.Hop = Delay{Least: trip, Tail: trip}
+	if h.chance(0.85) {
+		h.strikeEnvoys()
+	}
+	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
+	return h.o
+}
+
+// quirks are stock Envoy's, or those of one that has mended some.
+func (h *historian) quirks() envoy.Quirks {
+	q := envoy.Stock()
+	if h.chance(0.5) {
+		return q
+	}
+	q.ScalesChanged = h.chance(0.5)
+	q.ComparesLittle = h.chance(0.5)
+	q.LosesReports = h.chance(0.5)
+	q.WholeSecondElapsed, q.WholeSecondTTL = h.chance(0.5), h.chance(0.5)
+	return q
+}
+
+// envoyFaults are the faults of histories of Envoys.
+var envoyFaults = []FaultKind{Break, Freeze, Stall, Lag, Crash, Hang, Amnesia, Enter}
+
+func (h *historian) strikeEnvoys() {
+	for range 1 + h.IntN(6) {
+		f := Fault{
+			At: time.Duration(h.Int64N(int64(h.o.Load.Length))), Kind: pick(h, envoyFaults...), Node: h.IntN(8),
+			For: time.Duration(h.Int64N(int64(pick(h, time.Second, 8*time.Second, 70*time.Second)))),
+		}
+		if h.chance(0.5) { // around the turn of a window
+			turn := time.Minute*time.Duration(1+h.IntN(2)) - h.o.Start
+			f.At = min(max(0, turn-time.Duration(h.Int64N(int64(8*time.Second)))), h.o.Load.Length)
+		}
+		if f.Kind == Crash {
+			f.Node %= h.o.Nodes
+			h.o.Faults = append(h.o.Faults, Fault{At: f.At + f.For, Kind: Restart, Node: f.Node})
 		}
 		h.o.Faults = append(h.o.Faults, f)
 	}

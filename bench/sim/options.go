@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +43,14 @@ type Options struct {
 	Trace     io.Writer // of events other than decisions; nil: none
 	Decisions bool      // trace decisions, too
 	Points    int       `in:"0..10000"` // of the Result's Timeline; 0: none
-	CountOps  bool      // report the claims in the Result, with the declared maximum
+	watch     watcher   // nil: none
+}
+
+// watcher sees what nodes do, for a test.
+type watcher interface {
+	open(w *world)
+	claimed(node ratelimit.Holder, k *key) // a claim has reached the store
+	asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
 // Change is a new version of the rule, which each node reads at its own time.
@@ -71,6 +79,9 @@ type Mix struct {
 // Ledger is a ledger that a run can use.
 type Ledger interface {
 	account.Ledger
+	account.Registrations
+	Look(ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
+	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 	Forget()                                   // loses everything
 	Evict(key string, window ratelimit.Window) // loses one account, without a sign
 }
@@ -149,13 +160,26 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%v %v node %d for %v", f.At, f.Kind, f.Node, f.For)
 }
 
+// setFields sets fields of a coordination as rule files do, in a fixed order.
+func setFields(c *ratelimit.Coordination, fields map[string]string) error {
+	for _, field := range ratelimit.CoordinationFields {
+		if text, ok := fields[field]; ok {
+			if err := c.Set(field, text); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // MaxNodes bounds the nodes of a run.
 const MaxNodes = 1000
 
 // Validate reports every problem, each with its value and its bound.
 func (o *Options) Validate() error {
-	errs := report.Bounds(o.Load.Validate())
+	var errs report.Bounds
 	errs.Check(o)
+	errs.Check(&o.Load)
 	errs.Check(&o.Net)
 	if o.Envoys != nil {
 		errs.Check(o.Envoys)

@@ -7,10 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // OutageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
@@ -46,9 +45,7 @@ func Outages(ctx context.Context, first uint64, count int64, progress func(int64
 		if err := row.judge(out); err != nil {
 			return rows, fmt.Errorf("seed %d: %w", seed, err)
 		}
-		if progress != nil {
-			progress(played + 1)
-		}
+		progress(played + 1)
 	}
 	for i := range rows {
 		slices.Sort(rows[i].edges)
@@ -81,12 +78,8 @@ func drawOutage(seed uint64, mode, policy string) outage {
 		"mode": mode, "on_store_failure": policy, "max_nodes": pick(fmt.Sprint(nodes), "10"), "lease.size": pick("auto", "auto", "1", "10"),
 		"reclaim": pick("safe", "safe", "eager"), "on_deny": pick("charge", "refund"), "drift_budget": pick("1%", "10%"),
 	}
-	for _, field := range ratelimit.CoordinationFields {
-		if text, ok := fields[field]; ok {
-			if err := r.Coordination.Set(field, text); err != nil {
-				panic(err) // the fields above are wrong
-			}
-		}
+	if err := setFields(&r.Coordination, fields); err != nil {
+		panic(err) // the fields above are wrong
 	}
 	const windows = 5
 	one := r.Limit.Period()

@@ -223,7 +223,9 @@ func (w *world) refundDenied(n *node, q *request) {
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.judges(k)
-	w.asked(n, k, a, v)
+	if w.watch != nil {
+		w.watch.asked(n, k, a, v)
+	}
 	if w.Check && !w.Storeless {
 		w.books.decided(n, k, a, v)
 	}
@@ -280,7 +282,6 @@ func (w *world) waited(q *request) {
 	took := w.now - q.at
 	if took > 0 {
 		w.result.Waited++
-		w.point.Waited++
 		_ = w.waits.RecordValue(max(1, took/int64(time.Microsecond)))
 	}
 }

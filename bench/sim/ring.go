@@ -4,10 +4,9 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 	"github.com/sluice-gate/sluice/routing"
 )
 

@@ -226,22 +226,12 @@ func (s *store) tell(n *node, claims []account.Claim) {
 // prolong prolongs the youth of the ledger's epoch, because a node has more to state.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
-		if l, ok := p.ledger.(interface {
-			Prolong(context.Context) (ratelimit.Epoch, error)
-		}); ok {
-			s.trip(n, p, func() {
-				if _, err := l.Prolong(s.ctx); err != nil {
-					s.violate(n.slot, -1, "the ledger failed: %v", err)
-				}
-			}, nil)
-		}
+		s.trip(n, p, func() {
+			if _, err := p.ledger.Prolong(s.ctx); err != nil {
+				s.violate(n.slot, -1, "the ledger failed: %v", err)
+			}
+		}, nil)
 	}
-}
-
-// registrar is a ledger with registrations.
-type registrar interface {
-	account.Registrations
-	Look(ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
 // register carries a node's registration.
@@ -252,7 +242,7 @@ func (s *store) register(n *node, sent ratelimit.Instant) {
 		n.answered()
 	})
 	n.in(lane.TimeLimit, end(context.DeadlineExceeded))
-	s.trip(n, p, func() { _ = p.ledger.(registrar).Register(s.ctx, n.name<<nameBits) }, end(nil))
+	s.trip(n, p, func() { _ = p.ledger.Register(s.ctx, n.name<<nameBits) }, end(nil))
 }
 
 // first makes calls of a function. The call that comes first runs it, and the others do nothing.
@@ -297,10 +287,10 @@ func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int))
 		}
 		nodes = account.Lapsing(is.Holders, n.name<<nameBits)
 		if len(nodes) > 0 {
-			s.trip(n, s.parts[0], func() { over, _ = s.parts[0].ledger.(registrar).Over(s.ctx, nodes) }, settle)
+			s.trip(n, s.parts[0], func() { over, _ = s.parts[0].ledger.Over(s.ctx, nodes) }, settle)
 		}
 	}
-	s.trip(n, k.part, func() { is, _ = k.part.ledger.(registrar).Look(s.ctx, c.Key, c.Window, &c.Limit) }, ask)
+	s.trip(n, k.part, func() { is, _ = k.part.ledger.Look(s.ctx, c.Key, c.Window, &c.Limit) }, ask)
 }
 
 // settle settles claims of a lane now: at the part, except those of keys that have moved.
@@ -341,12 +331,12 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	if len(claims) == 0 {
 		return grants, epoch, at, err
 	}
-	p.result.Trips++
 	p.result.Claims += int64(len(claims))
-	p.point.Claims += int64(len(claims))
 	for _, i := range p.order(claims) {
 		c, g := &claims[i], &grants[i]
-		p.claimed(c.Holder>>nameBits, c.Key)
+		if p.watch != nil {
+			p.watch.claimed(c.Holder>>nameBits, p.named[c.Key])
+		}
 		if c.Draws() {
 			p.result.Draws++
 		}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // Question is the choice of a mode for a limit and a demand: which modes keep the limit, and at which cost.
@@ -43,22 +43,21 @@ type Answer struct {
 
 // variant is a mode with settings.
 type variant struct {
-	name  string
-	short string            // for charts
-	set   map[string]string // fields of the coordination
+	name string
+	set  map[string]string // fields of the coordination
 }
 
 var variants = []variant{
-	{"strict, per request", "strict", map[string]string{"mode": "leasing", "lease.size": "1"}},
-	{"leasing", "leasing", map[string]string{"mode": "leasing"}},
-	{"leasing, eager", "eager", map[string]string{"mode": "leasing", "reclaim": "eager"}},
-	{"routing", "routing", map[string]string{"mode": "routing"}},
-	{"approx, 0.5%", "0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
-	{"approx, 1%", "1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
-	{"approx, 5%", "5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
+	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
+	{"leasing", map[string]string{"mode": "leasing"}},
+	{"leasing, eager", map[string]string{"mode": "leasing", "reclaim": "eager"}},
+	{"routing", map[string]string{"mode": "routing"}},
+	{"approx, 0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
+	{"approx, 1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
+	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
-// WhatIf answers a question by playing it with each choice. It calls progress, if not nil, with the numbers of
+// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of
 // completed runs and of all runs.
 func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
 	a := &Answer{}
@@ -77,9 +76,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 				return nil, err
 			}
 			c.Declared = declare.Of(o.Rule, o.Nodes, declare.SharedStore).Over.Tokens
-			if progress != nil {
-				progress(int64(2*i + day + 1))
-			}
+			progress(int64(2*i + day + 1))
 		}
 		q.judge(&c)
 		a.Choices = append(a.Choices, c)
@@ -91,19 +88,13 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 // Runs is the number of runs of WhatIf.
 func Runs() int64 { return int64(2 * len(variants)) }
 
-const whatIfPoints = 120
-
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
-	for _, field := range ratelimit.CoordinationFields { // in a fixed order
-		if text, ok := v.set[field]; ok {
-			if err := r.Coordination.Set(field, text); err != nil {
-				return Options{}, fmt.Errorf("%s: %w", v.name, err)
-			}
-		}
+	if err := setFields(&r.Coordination, v.set); err != nil {
+		return Options{}, fmt.Errorf("%s: %w", v.name, err)
 	}
-	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Points: whatIfPoints, Check: true}
+	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Check: true}
 	if q.Recorded != nil {
 		o.Load, o.Recorded = q.Recorded.Load(), q.Recorded
 	}
@@ -181,11 +172,20 @@ func (a *Answer) recommend(q *Question) {
 	a.Best = max(best, 0)
 	c := &a.Choices[a.Best]
 	strict := a.Choices[0].Plain.ClaimsPerThousand()
+	over := fmt.Sprintf("it may be %d over, and was %d", c.Declared, c.Plain.Over)
+	if c.Declared == 0 {
+		over = "it is never over the limit, as long as the store keeps its data"
+	}
+	waits := 100 * float64(c.Plain.Waited) / float64(max(1, c.Plain.Requests))
+	share := "%.2g"
+	if waits >= 10 {
+		share = "%.0f"
+	}
 	a.Reasons = append(
 		a.Reasons,
-		fmt.Sprintf("Use %s: %s.", c.Name, over(c)),
-		fmt.Sprintf("It asks the store %.4g times for 1,000 decisions, where asking for each takes %.4g; %s; 999 of 1,000 decisions take at most %v.",
-			c.Plain.ClaimsPerThousand(), strict, share(c.Plain.Waited, c.Plain.Requests, "of requests wait"), c.Plain.P999),
+		fmt.Sprintf("Use %s: %s.", c.Name, over),
+		fmt.Sprintf("It asks the store %.4g times for 1,000 decisions, where asking for each takes %.4g; "+share+"%% of requests wait; 999 of 1,000 decisions take at most %v.",
+			c.Plain.ClaimsPerThousand(), strict, waits, c.Plain.P999),
 		fmt.Sprintf("On a bad day (a slow store, a dead one, a crash and a pause) it was %d over and %d under, and 999 of 1,000 decisions took at most %v.", c.Bad.Over, c.Bad.Under, c.Bad.P999),
 	)
 	for i := range a.Choices {
@@ -195,17 +195,28 @@ func (a *Answer) recommend(q *Question) {
 	}
 }
 
-func over(c *Choice) string {
-	if c.Declared == 0 {
-		return "it is never over the limit, as long as the store keeps its data"
+// Table shows the choices; the recommended one has a star.
+func (a *Answer) Table(limit ratelimit.Tokens) *report.Table {
+	t := &report.Table{
+		Head:  []string{"choice", "over", "of limit", "declared", "under", "refused early", "waited", "p99", "p99.9", "store ops/1000", "hops/1000", "bad day: over", "under", "p99.9"},
+		Notes: []string{"over: of the key that went furthest, beyond its limit. under: less than an exact limiter had admitted. refused early: while the limit had room. hops: messages from node to node."},
 	}
-	return fmt.Sprintf("it may be %d over, and was %d", c.Declared, c.Plain.Over)
-}
-
-func share(n, of int64, what string) string {
-	percent := 100 * float64(n) / float64(max(1, of))
-	if percent >= 10 {
-		return fmt.Sprintf("%.0f%% %s", percent, what)
+	percent := func(n, of float64) string { return fmt.Sprintf("%.2f%%", 100*n/max(1, of)) }
+	short := func(d time.Duration) string { return fmt.Sprintf("%.2fms", d.Seconds()*1000) }
+	for i := range a.Choices {
+		c := &a.Choices[i]
+		name := c.Name
+		if i == a.Best {
+			name = "* " + name
+		}
+		r, bad := c.Plain, c.Bad
+		requests := float64(r.Requests)
+		t.Rows = append(t.Rows, report.Row{Bad: r.Violation != nil || bad.Violation != nil, Cells: []string{
+			name, fmt.Sprint(r.Over), percent(float64(r.Over), float64(limit)), fmt.Sprint(c.Declared), fmt.Sprint(r.Under), fmt.Sprint(r.Early),
+			percent(float64(r.Waited), requests), short(r.P99), short(r.P999),
+			fmt.Sprintf("%.2f", r.ClaimsPerThousand()), fmt.Sprintf("%.0f", 1000*float64(r.Hops)/max(1, requests)),
+			fmt.Sprint(bad.Over), fmt.Sprint(bad.Under), short(bad.P999),
+		}})
 	}
-	return fmt.Sprintf("%.2g%% %s", percent, what)
+	return t
 }

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -16,6 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/queue"
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // epoch is the ledger's time at the beginning of runs, without Options.Start.
@@ -50,7 +49,6 @@ type world struct {
 	ends   int64 // end of the run
 	idle   int   // events at this instant
 	bound  bound
-	ops    map[opsOf]*ops // by node and key, if they are counted
 }
 
 // key is one budget.
@@ -86,7 +84,7 @@ func Run(o Options) (*Result, error) {
 func newWorld(o *Options, e *envoys) *world {
 	w := &world{
 		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
-		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, ops: map[opsOf]*ops{}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
+		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
 	w.origin = o.Rule.Limit.WindowEnd(first).Add(o.Start)
@@ -97,6 +95,9 @@ func newWorld(o *Options, e *envoys) *world {
 	w.books.open(w)
 	if e != nil {
 		e.open(w)
+	}
+	if w.watch != nil {
+		w.watch.open(w)
 	}
 	for range o.Nodes {
 		w.join()
@@ -173,7 +174,6 @@ func (w *world) finish() *Result {
 		}
 		n.forsake() // it may still be paused
 	}
-	w.finishOps()
 	r.Declared = declare.Of(w.Rule, len(w.nodes), declare.SharedStore).Over.Drift
 	r.Used = w.bound.used
 	r.Keys = len(w.keys)
@@ -196,7 +196,7 @@ func (w *world) finish() *Result {
 		of := 100 * (1 - (1-q)*float64(decided)/float64(r.Waited))
 		return time.Duration(w.waits.ValueAtQuantile(of)) * time.Microsecond
 	}
-	r.P50, r.P99, r.P999 = quantile(0.5), quantile(0.99), quantile(0.999)
+	r.P99, r.P999 = quantile(0.99), quantile(0.999)
 	if r.Waited > 0 {
 		r.Longest = time.Duration(w.waits.Max()) * time.Microsecond
 	}
@@ -207,9 +207,6 @@ func (w *world) finish() *Result {
 // mark ends a point of the timeline.
 func (w *world) mark() {
 	w.point.At = time.Duration(w.now)
-	if c := w.Rule.Counters; c != nil {
-		w.point.Drift = ratelimit.Tokens(c.Drifting.Load())
-	}
 	w.result.Timeline = append(w.result.Timeline, w.point)
 	w.point = Point{}
 	if w.now+w.every <= int64(w.Load.Length) {
@@ -313,4 +310,66 @@ func (n *node) plan() approx.Plan {
 		rules = append(rules, n.Second)
 	}
 	return approx.NewPlan(rules)
+}
+
+// Result is the result of a run. Tokens are counted over all keys, except Over, which is the maximum of a key.
+type Result struct {
+	Requests int64            `json:"requests"`
+	Offered  ratelimit.Tokens `json:"offered"`
+	Admitted ratelimit.Tokens `json:"admitted"`
+	Refused  ratelimit.Tokens `json:"refused"`
+	// Unanswered requests reached nodes that had stopped, or crashed in the meantime.
+	Unanswered ratelimit.Tokens `json:"unanswered"`
+
+	Over     ratelimit.Tokens `json:"over"`     // the largest excess of a key over its limit
+	Declared ratelimit.Tokens `json:"declared"` // declared bound of that, for the rule and the faults; -1: no bound
+	Used     float64          `json:"used"`     // the highest share of that bound that a key used
+	Under    ratelimit.Tokens `json:"under"`    // tokens fewer than an exact limiter admits for the same requests
+	Early    ratelimit.Tokens `json:"early"`    // refused while the limit had room
+
+	Sources map[string]int64 `json:"sources"`           // requests, by the source of their decision
+	Claims  int64            `json:"claims"`            // that reached the store
+	Recalls int64            `json:"recalls"`           // recalls of leases by the ledger
+	Draws   int64            `json:"draws"`             // claims that were draws
+	Hops    int64            `json:"hops"`              // messages from node to node
+	Waited  int64            `json:"waited"`            // requests that were not decided at once
+	Streams int64            `json:"streams,omitempty"` // that Envoys opened
+	P99     time.Duration    `json:"wait_p99"`
+	P999    time.Duration    `json:"wait_p999"`
+	Longest time.Duration    `json:"wait_longest"`
+
+	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
+	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
+	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
+	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end
+	Keys        int              `json:"keys"`               // keys with requests
+	Fingerprint string           `json:"fingerprint"`
+	Timeline    []Point          `json:"timeline,omitempty"`
+
+	Violation *Violation `json:"violation,omitempty"`
+}
+
+// Point is one stretch of a run.
+type Point struct {
+	At       time.Duration    `json:"at"` // its end
+	Offered  ratelimit.Tokens `json:"offered"`
+	Admitted ratelimit.Tokens `json:"admitted"`
+}
+
+// ClaimsPerThousand is the number of claims for 1,000 decisions.
+func (r *Result) ClaimsPerThousand() float64 {
+	return 1000 * float64(r.Claims) / float64(max(1, r.Requests))
+}
+
+// Violation is a broken invariant.
+type Violation struct {
+	At   time.Duration `json:"at"`
+	Node int           `json:"node"` // -1: the ledger, or all of them
+	Key  int           `json:"key"`
+	What string        `json:"what"`
+}
+
+// Error has the violation and its time.
+func (v *Violation) Error() string {
+	return fmt.Sprintf("at %v, node %d, key %d: %s", v.At, v.Node, v.Key, v.What)
 }

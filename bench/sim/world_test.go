@@ -25,12 +25,8 @@ func declaring(t testing.TB, l ratelimit.Limit, fields ...map[string]string) *ra
 	t.Helper()
 	r := &ratelimit.Rule{Domain: "d", Path: "k", Limit: l, Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	for _, some := range fields {
-		for _, field := range ratelimit.CoordinationFields { // in an order
-			if text, ok := some[field]; ok {
-				if err := r.Coordination.Set(field, text); err != nil {
-					t.Fatal(err)
-				}
-			}
+		if err := setFields(&r.Coordination, some); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return r

@@ -1,3 +1,4 @@
+// Package sluicetest runs command lines as people do, for their tests.
 package sluicetest
 
 import (

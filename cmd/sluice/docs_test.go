@@ -10,10 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 var rewrite = goflag.Bool("rewrite", false, "write testdata/mistakes.md anew, with what check says now")

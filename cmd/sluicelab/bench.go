@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"reflect"
 	"strings"
-	"time"
 
 	"github.com/sluice-gate/sluice/bench"
 	"github.com/sluice-gate/sluice/bench/baseline"
-	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
@@ -18,7 +17,7 @@ import (
 type benchCmd struct {
 	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    measuring[realenvoy.Options, *realenvoy.Options]         `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
 	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]         `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
 	Peers    measuring[bench.PeersOptions, *bench.PeersOptions]       `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
@@ -33,13 +32,15 @@ type measuring[T any, P interface {
 	report.Measurement
 }] struct {
 	measured `embed:""`
-	Options  T      `embed:""`
-	JSON     bool   `help:"Print JSON."`
-	HTML     string `placeholder:"FILE" help:"Also write a page with charts."`
+	Options  T    `embed:""`
+	JSON     bool `help:"Print JSON."`
 }
 
 // Help is what `--help` says below the summary.
-func (m *measuring[T, P]) Help() string { return "Examples:\n\n" + P(&m.Options).Examples() }
+func (m *measuring[T, P]) Help() string {
+	setup, _ := reflect.TypeFor[T]().FieldByName("Setup")
+	return "Examples:\n\n  " + strings.ReplaceAll(setup.Tag.Get("examples"), "|", "\n  ")
+}
 
 // Run measures, shows the result, and fails if something is beyond its bound.
 func (m *measuring[T, P]) Run(s cli.Streams) error {
@@ -61,20 +62,11 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	began := time.Now()
 	r, err := options.Measure(ctx)
 	if err != nil {
 		return err
 	}
 	page := r.Page()
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
-		{Name: "took", Value: time.Since(began).Round(time.Second).String()},
-	}
-	if err := page.Write(m.HTML); err != nil {
-		return err
-	}
 	if m.JSON {
 		err = s.JSON(r)
 	} else {

@@ -22,7 +22,6 @@ type historiesCmd struct {
 	Mode  string `help:"Mode of the histories: leasing, routing or approx. Other seeds are skipped."`
 	// NoStore is named as that of check.
 	NoStore bool `help:"Simulate only rings without a store, in mode routing."`
-	Regions bool `help:"Simulate only regions that share a far store, in mode routing."`
 	Envoys  bool `help:"Simulate Envoys that lease parts of limits over RLQS, and their nodes."`
 	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
 	JSON    bool `help:"Print JSON."`
@@ -33,7 +32,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
-	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Regions: c.Regions, Envoys: c.Envoys}
+	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Envoys: c.Envoys}
 	if err := which.Validate(); err != nil {
 		return err
 	}

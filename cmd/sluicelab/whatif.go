@@ -29,13 +29,13 @@ type whatIfCmd struct {
 
 	Nodes  int           `default:"3" help:"Nodes of the fleet."`
 	Rate   float64       `default:"1000" help:"Requests a second of all clients."`
-	Shape  string        `default:"steady" help:"Shape of the demand: steady, burst, flash or ramp."`
+	Shape  string        `default:"steady" enum:"steady,burst,flash,ramp" help:"Shape of the demand: steady, burst, flash or ramp."`
 	Keys   int           `default:"1000" help:"Distinct keys."`
 	Skew   float64       `default:"1.1" help:"Exponent of a Zipf distribution over the keys (0: uniform)."`
 	Hot    float64       `default:"0" help:"Additional part of the requests for one key, 0 to 1."`
 	Cost   int           `default:"1" help:"Maximum of hits in a request."`
 	Length time.Duration `default:"3m" help:"Simulated time."`
-	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node, or JSON lines."`
+	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node."`
 
 	Trip time.Duration `default:"500us" help:"Minimum round trip to the store."`
 	Tail time.Duration `default:"500us" help:"Mean of the additional round trip time."`
@@ -47,7 +47,6 @@ type whatIfCmd struct {
 
 	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
 	JSON         bool              `help:"Print JSON."`
-	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
@@ -64,22 +63,13 @@ func (c *whatIfCmd) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	page := a.Page(&q)
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
-		{Name: "simulated", Value: "in virtual time, with the code of the nodes, and without processor time"},
-	}
-	if err := page.Write(c.HTML); err != nil {
-		return err
-	}
 	if c.JSON {
 		return s.JSON(a)
 	}
-	if err := page.Tables[0].WriteText(s.Out); err != nil {
+	if err := a.Table(q.Limit.Capacity()).WriteText(s.Out); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(page.Lead, "\n"))
+	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(a.Reasons, "\n"))
 	return err
 }
 
@@ -89,19 +79,19 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 		Net:  sim.Net{Trip: sim.Delay{Least: c.Trip, Tail: c.Tail}, Hop: sim.Delay{Least: c.Hop}, Loss: c.Loss, Skew: 20e-6},
 		Load: load.Load{Rate: c.Rate, Keys: c.Keys, Skew: c.Skew, Hot: c.Hot, Cost: c.Cost, Length: c.Length},
 	}
-	var errs [5]error
+	var errs [4]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
-	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
-	q.Coordination, errs[2] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
+	q.Load.Shape = load.Shape(slices.Index(load.Shapes[:], c.Shape))
+	q.Coordination, errs[1] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
 	if c.Coordination["on_deny"] == "" {
 		q.Coordination.OnDeny = q.Limit.Algorithm.OnDeny()
 	}
-	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
-	if errs[3] != nil {
-		errs[3] = fmt.Errorf("--max-over: %w", errs[3])
+	q.MaxOver, errs[2] = ratelimit.ParseShare(c.MaxOver)
+	if errs[2] != nil {
+		errs[2] = fmt.Errorf("--max-over: %w", errs[2])
 	}
 	if c.Trace != "" {
-		q.Recorded, errs[4] = readTrace(c.Trace)
+		q.Recorded, errs[3] = readTrace(c.Trace)
 		if q.Recorded != nil {
 			q.Load = q.Recorded.Load()
 		}

@@ -3,10 +3,9 @@ package audit
 import (
 	"errors"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // Event is the answer to a message about an audited rule, as its node received it. All numbers of tokens are those of

@@ -9,11 +9,10 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // Random requests at random instants, against the budget on paper: on one node every answer is exact, a denial is

@@ -9,9 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // Parse reads and compiles texts, under the bounds of the options. It returns nil rules if there is

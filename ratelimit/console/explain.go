@@ -8,10 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 

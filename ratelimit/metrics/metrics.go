@@ -10,13 +10,12 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"

@@ -7,9 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // Metrics of rules are written as text here, not by the Prometheus client: it

@@ -13,11 +13,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/cmd/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // declaration is the worst case that rules promise, as a table for people.

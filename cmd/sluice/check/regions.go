@@ -6,11 +6,10 @@ import (
 	"io"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/declare"
-
 	"github.com/sluice-gate/sluice/leasing/lane"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
 // regionFlags have check say what rules promise where regions share one store far away.
