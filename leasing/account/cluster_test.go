@@ -223,3 +223,24 @@ func TestSlotTags(t *testing.T) {
 		}
 	}
 }
+
+// In a Cluster, registrations are made and end by one clock, that of the server that has them: clocks of servers
+// differ.
+func TestRegistrationsHaveOneClock(t *testing.T) {
+	servers := redistest.Cluster(t, 3)
+	r := newClustered(t, servers, fixed(1))
+	for _, s := range servers {
+		s.Do("CONFIG", "RESETSTAT")
+	}
+	for range 20 { // a command without a key goes to any of them
+		if err := r.Register(t.Context(), 1<<28); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Over(t.Context(), []ratelimit.Holder{1 << 28}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := redistest.Used(servers, "time"); n != 1 {
+		t.Errorf("the clocks of %d servers were read", n)
+	}
+}

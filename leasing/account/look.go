@@ -2,7 +2,6 @@ package account
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -27,13 +26,17 @@ func (l *Redis) Look(
 		return nil, fmt.Errorf("%w: no state was requested", ErrAnswer)
 	}
 	pipe := client.Pipeline()
-	fields, at := pipe.HGetAll(ctx, l.nameOf(key, w)), pipe.Time(ctx)
+	name := l.nameOf(key, w)
+	fields, at := pipe.HGetAll(ctx, name), TimeOf(ctx, pipe, name)
 	before := pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
 	_, _ = pipe.Exec(ctx) // each has its own error
-	if err := errors.Join(fields.Err(), at.Err()); err != nil {
+	if err := fields.Err(); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	now := ratelimit.LedgerTime(at.Val().UnixMicro())
+	now, err := TimeIn(at)
+	if err != nil {
+		return nil, err
+	}
 	var v *ratelimit.AccountLook
 	if len(fields.Val()) > 0 {
 		k, err := keptIn(fields.Val())

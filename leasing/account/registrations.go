@@ -3,6 +3,7 @@ package account
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -33,15 +34,15 @@ const (
 )
 
 // Register implements [Registrations]: a sorted set of nodes, by the end of their registrations in microseconds. In a
-// Cluster the set is at one server, whatever servers have the accounts: no step needs both at once. TIME has no key, so
-// there any server answers it, and the end is by that server's clock.
+// Cluster the set is at one server, by whose clock they end, whatever servers have the accounts: no step needs both at
+// once.
 func (l *Redis) Register(ctx context.Context, node ratelimit.Holder) error {
-	is, err := l.universal().Time(ctx).Result()
-	if err != nil {
-		return fmt.Errorf("redis: %w", err)
-	}
-	now := cmp.Or(l.at(), ratelimit.LedgerTime(is.UnixMicro()))
 	key := l.prefix + registration
+	is, err := TimeIn(TimeOf(ctx, l.universal(), key))
+	if err != nil {
+		return err
+	}
+	now := cmp.Or(l.at(), is)
 	pipe := l.universal().Pipeline()
 	ends := float64(now.Add(ratelimit.RegisteredFor))
 	pipe.ZAddGT(ctx, key, redis.Z{Score: ends, Member: HolderName(node)}) // an earlier message may be late
@@ -60,21 +61,48 @@ func (l *Redis) Over(ctx context.Context, nodes []ratelimit.Holder) (over []rate
 	for i, node := range nodes {
 		names[i] = HolderName(node)
 	}
-	pipe := l.universal().Pipeline()
-	at, ends := pipe.Time(ctx), pipe.ZMScore(ctx, l.prefix+registration, names...)
+	pipe, key := l.universal().Pipeline(), l.prefix+registration
+	at, ends := TimeOf(ctx, pipe, key), pipe.ZMScore(ctx, key, names...)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
+	}
+	is, err := TimeIn(at)
+	if err != nil {
+		return nil, err
 	}
 	if len(ends.Val()) != len(nodes) {
 		return nil, fmt.Errorf("%w: %d of %d registrations", ErrAnswer, len(ends.Val()), len(nodes))
 	}
-	now := float64(cmp.Or(l.at(), ratelimit.LedgerTime(at.Val().UnixMicro())))
+	now := float64(cmp.Or(l.at(), is))
 	for i, end := range ends.Val() {
 		if end > 0 && end <= now {
 			over = append(over, nodes[i])
 		}
 	}
 	return over, nil
+}
+
+// TimeOf asks the server of a key for its time. TIME alone has no key: any server of a Cluster would answer it, and
+// their clocks differ.
+func TimeOf(ctx context.Context, client redis.Scripter, key string) *redis.Cmd {
+	return client.Eval(ctx, "return redis.call('TIME')", []string{key})
+}
+
+// TimeIn reads the answer to [TimeOf]: seconds, and microseconds of the next.
+func TimeIn(answer *redis.Cmd) (ratelimit.LedgerTime, error) {
+	texts, err := answer.StringSlice()
+	if err != nil {
+		return 0, fmt.Errorf("redis: %w", err)
+	}
+	if len(texts) != 2 {
+		return 0, fmt.Errorf("%w: %q as a time", ErrAnswer, texts)
+	}
+	seconds, errSeconds := strconv.ParseInt(texts[0], 10, 64)
+	micros, errMicros := strconv.ParseInt(texts[1], 10, 64)
+	if err := errors.Join(errSeconds, errMicros); err != nil {
+		return 0, fmt.Errorf("%w: %q as a time: %w", ErrAnswer, texts, err)
+	}
+	return ratelimit.LedgerTime(time.Unix(seconds, 0).UnixMicro() + micros), nil
 }
 
 func (l *CAS) registrationOf(node ratelimit.Holder) StoreKey {

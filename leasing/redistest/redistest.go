@@ -8,6 +8,7 @@ package redistest
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -198,3 +199,13 @@ func (s *Server) Commands(name string) int {
 
 // String names the server in messages.
 func (s *Server) String() string { return program() + " " + s.Addr }
+
+// Used is the number of servers that have run a command since their last CONFIG RESETSTAT, in scripts too.
+func Used(servers []*Server, command string) (n int) {
+	for _, s := range servers {
+		if strings.Contains(fmt.Sprint(s.Do("INFO", "commandstats")), "cmdstat_"+command+":") {
+			n++
+		}
+	}
+	return n
+}

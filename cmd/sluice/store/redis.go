@@ -91,15 +91,15 @@ func (s *inRedis) Close() {
 // Register implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before its text.
 func (s *inRedis) Register(ctx context.Context, node, text string) (all []Registration, err error) {
 	key := s.flags.KeyPrefix + "sluice:nodes"
-	now, err := s.client.Time(ctx).Result()
+	at, err := account.TimeIn(account.TimeOf(ctx, s.client, key))
 	if err != nil {
-		return nil, fmt.Errorf("redis: %w", err)
+		return nil, err
 	}
-	pipe := s.client.Pipeline()
+	now, pipe := int64(at)/int64(time.Second/time.Microsecond), s.client.Pipeline()
 	if text == "" {
 		pipe.HDel(ctx, key, node)
 	} else {
-		pipe.HSet(ctx, key, node, strconv.FormatInt(now.Unix(), 10)+" "+text)
+		pipe.HSet(ctx, key, node, strconv.FormatInt(now, 10)+" "+text)
 	}
 	pipe.Expire(ctx, key, 2*ListedFor)
 	fields := pipe.HGetAll(ctx, key)
@@ -110,7 +110,7 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
 		seen, err := strconv.ParseInt(at, 10, 64)
-		ago := time.Duration(now.Unix()-seen) * time.Second // below 0 if the clock was set back
+		ago := time.Duration(now-seen) * time.Second // below 0 if the clock was set back
 		if err != nil || ago > ListedFor || ago < -SilentFor {
 			over = append(over, name)
 			continue
@@ -161,12 +161,16 @@ type redisCell struct {
 // Load implements [approx.Cell].
 func (c *redisCell) Load(ctx context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
 	pipe := c.client.Pipeline()
-	at, get := pipe.Time(ctx), pipe.Get(ctx, c.name)
+	at, get := account.TimeOf(ctx, pipe, c.name), pipe.Get(ctx, c.name)
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, 0, 0, fmt.Errorf("redis: %w", err)
 	}
+	now, err := account.TimeIn(at)
+	if err != nil {
+		return nil, 0, 0, err
+	}
 	data, version, err := versioned(get)
-	return data, version, ratelimit.LedgerTime(at.Val().UnixMicro()), err
+	return data, version, now, err
 }
 
 func versioned(get *redis.StringCmd) ([]byte, uint64, error) {
