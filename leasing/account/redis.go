@@ -385,7 +385,7 @@ func (t *trip) drawn() (sent []int) {
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
-		if c.Draws() && s.kept(latest) && (latest >= s.begins || !looksBack(&c.Limit)) {
+		if c.Draws() && s.kept(latest) {
 			sent = append(sent, i)
 		}
 	}

@@ -34,11 +34,10 @@ import (
 // Limiter takes tokens. It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
 	clock ratelimit.Clock
-	local *local.Limiter // without Redis
-	// Invariant: one of local and fleet is nil.
-	fleet  *leasing.Fleet // with Redis
-	calls  sync.Pool
-	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
+	// decides is a fleet with Redis, and a node alone without.
+	decides ratelimit.NodeLimiter
+	calls   sync.Pool
+	synced  atomic.Int64 // time at which windows of this program were last aligned with the wall clock
 	// stop ends the fleet's Run, and ended is closed after it.
 	stop  func()
 	ended chan struct{}
@@ -82,7 +81,7 @@ func New(ctx context.Context, o Options) (*Limiter, error) {
 	l.calls.New = func() any { return new(question) }
 	// Without Redis, there is nothing to run, and Close has nothing to wait for.
 	if o.Redis == nil {
-		l.local = local.New(o.MaxKeys, l.clock(), time.Now())
+		l.decides = local.New(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
 		return l, nil
 	}
@@ -90,26 +89,27 @@ func New(ctx context.Context, o Options) (*Limiter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("limit: %w", err)
 	}
-	l.fleet = leasing.NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
+	fleet := leasing.NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
+	l.decides = fleet
 	if o.OnFailure != nil {
-		l.fleet.OnFailure = o.OnFailure
+		fleet.OnFailure = o.OnFailure
 	}
 	running, stop := context.WithCancel(context.Background())
 	l.stop = stop
 	go func() {
 		defer close(l.ended)
-		l.fleet.Run(running)
+		fleet.Run(running)
 	}()
-	l.ready(ctx)
+	ready(ctx, fleet)
 	return l, nil
 }
 
 // ready waits until Redis decides, for a time. Without a request, no message would ask for Redis' epoch: Beat does.
-func (l *Limiter) ready(ctx context.Context) {
+func ready(ctx context.Context, f *leasing.Fleet) {
 	ctx, cancel := context.WithTimeout(ctx, startMost)
 	defer cancel()
-	l.fleet.Beat()
-	for !l.fleet.Ready() && ctx.Err() == nil {
+	f.Beat()
+	for !f.Ready() && ctx.Err() == nil {
 		upkeep.Sleep(ctx, readyEvery)
 	}
 }
@@ -264,12 +264,8 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 	c.key = append(c.key[:0], k.name...)
 	c.asks[0] = ratelimit.Ask{Rule: k.rule, Key: c.key, Cost: ratelimit.Tokens(n), Kind: kind}
 	c.verdicts[0] = ratelimit.Verdict{}
-	if l.fleet != nil {
-		l.fleet.Decide(ctx, now, c.asks[:], c.verdicts[:])
-	} else {
-		l.sync(now)
-		l.local.Decide(ctx, now, c.asks[:], c.verdicts[:])
-	}
+	l.sync(now)
+	l.decides.Decide(ctx, now, c.asks[:], c.verdicts[:])
 	v := &c.verdicts[0]
 	d := Decision{
 		Allowed: !v.OverLimit, Remaining: int64(v.Remaining), Reset: v.ResetAfter,
@@ -279,11 +275,11 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 	return d, nil
 }
 
-// sync aligns the windows of a lone limiter with the wall clock. Of several calls, one does it, and at most once a
-// second: SyncClock needs the time of the wall clock.
+// sync aligns this program's own windows with the wall clock: without Redis, and in its outages. Of several calls, one
+// does it, and at most once a second: SyncClock needs the time of the wall clock.
 func (l *Limiter) sync(now ratelimit.Instant) {
 	last := l.synced.Load()
 	if now.Sub(ratelimit.Instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {
-		l.local.SyncClock(now, time.Now())
+		l.decides.SyncClock(now, time.Now())
 	}
 }

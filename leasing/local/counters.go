@@ -30,7 +30,8 @@ type counterShard struct {
 	dropped ledgerTime
 	slots   int        // guarded by mu; number of all in taken
 	swept   ledgerTime // guarded by mu; when it was full, and ended slots were dropped
-	_       [8]byte
+	// The shards of an array share no line of a processor's cache.
+	_ [16]byte
 }
 
 // counterCell is a key's place. Mark has its algorithm and isOwned, and Note the number of its limit.
