@@ -45,8 +45,8 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 		lasts := declare.Of(month, 3, declare.SharedStore).Under.Lasts
 		for w := limit.WindowAt(0) + 600; w < 1200; w++ {
 			if length := limit.WindowEnd(w).Sub(limit.WindowEnd(w - 1)); length > lasts {
-				t.Fatalf("window %d of %s has %v, and tokens of a crashed node are said to be unused for up to %v", w, limit,
-					length, lasts)
+				t.Fatalf("window %d of %s has %v, and tokens of a crashed node are said to be unused for up to %v",
+					w, limit, length, lasts)
 			}
 		}
 	}
@@ -95,7 +95,8 @@ func TestBoundsAreSaid(t *testing.T) {
 		if err := json.Unmarshal(text, &again); err != nil || again != b {
 			t.Errorf("%v\n%s is read as\n%+v, and was\n%+v", err, text, again, b)
 		}
-		return fmt.Sprintf("over: %d, %q\nunder: %s\nwait: %s\nstore: %s\noutage: %s\n", b.Over.Tokens, b.Over.Note(), b.Under,
+		return fmt.Sprintf("over: %d, %q\nunder: %s\nwait: %s\nstore: %s\noutage: %s\n",
+			b.Over.Tokens, b.Over.Note(), b.Under,
 			b.Wait, b.StoreOps, b.OnOutage)
 	})
 }
@@ -111,7 +112,10 @@ func TestAmounts(t *testing.T) {
 		{declare.Amount{}, 100, 0, "0"},
 		{declare.Amount{Tokens: 30}, 100, 30, "30"},
 		{declare.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of that node's traffic"},
-		{declare.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150, "90 tokens and 6s of that node's traffic"},
+		{
+			declare.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150,
+			"90 tokens and 6s of that node's traffic",
+		},
 		{declare.Amount{Demand: declare.AllDemand}, 0, 0, "all demand"},
 		{declare.Amount{Demand: declare.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
 	} {

@@ -348,7 +348,8 @@ func TestStatsdMissesNothing(t *testing.T) {
 	}
 	failed := make(chan error, 1000)
 	s := &Statsd{
-		Addr: l.Addr().String(), Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
+		Addr: l.Addr().String(), Interval: 5 * time.Millisecond,
+		Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
 		Counters: func(each func(string, uint64)) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -280,6 +280,10 @@ func full(t testing.TB, limits int) *node {
 	if n.Table.Len() != table.Most || n.Table.Rejected.Load() != 0 {
 		t.Fatalf("%d records, %d rejected", n.Table.Len(), n.Table.Rejected.Load())
 	}
+	_, err := n.Keeper.Set(t.Context(), table.Record{Key: "more", Value: "x"}, table.Any)
+	if !errors.Is(err, table.ErrFull) {
+		t.Fatalf("a full table takes more: %v", err)
+	}
 	return n
 }
 

@@ -486,7 +486,10 @@ func TestPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(bug, which string) ([]byte, error) {
-		args := []string{"-test.failfast", "-test.run=^Test(" + which + ")", fmt.Sprint("-histories=", max(1000, *histories))}
+		args := []string{
+			"-test.failfast", "-test.run=^Test(" + which + ")",
+			fmt.Sprint("-histories=", max(1000, *histories)),
+		}
 		return tests.Command(t.Context(), bug, args...).CombinedOutput()
 	}
 	const quick = "Peers|Removals|Only|Half|Malformed"

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
-// Pushes become the texts and rules of testdata/pushes.txt. The sources are the push, a directory with its texts, and the
-// copy that a node has kept of it. From each, the same rules are in force, or the same bound refuses them.
+// Pushes become the texts and rules of testdata/pushes.txt. The sources are the push, a directory with its texts, and
+// the copy that a node has kept of it. From each, the same rules are in force, or the same bound refuses them.
 func TestSourcesAgree(t *testing.T) {
 	// newer gives descriptors the fields that the published types lack.
 	var newer func(all []*rlsconf.RateLimitDescriptor, said any)
@@ -93,7 +93,9 @@ func TestSourcesAgree(t *testing.T) {
 			store  *config.Store
 			load   func() error
 		}{
-			{"push", pushed, func() error { return client.take(&discovery.DiscoveryResponse{Resources: push}, pushed) }},
+			{"push", pushed, func() error {
+				return client.take(&discovery.DiscoveryResponse{Resources: push}, pushed)
+			}},
 			{"directory", read, read.Load},
 			{"copy", again, func() error {
 				return errors.Join(again.KeepLastGood(path), again.LoadLastGood(again.Load()))
@@ -104,7 +106,8 @@ func TestSourcesAgree(t *testing.T) {
 			}
 			if err := x.load(); err != nil {
 				said := strings.NewReplacer(dir, "DIR", path, "COPY").Replace(err.Error())
-				said = strings.TrimPrefix(said, "no rules have arrived yet\nand the last good rules in COPY are bad, too:\n")
+				said = strings.TrimPrefix(said, "no rules have arrived yet\n"+
+					"and the last good rules in COPY are bad, too:\n")
 				first, _, _ := strings.Cut(said, "\n")
 				fmt.Fprintf(out, "%s: %s\n", x.source, first)
 				continue
@@ -113,7 +116,8 @@ func TestSourcesAgree(t *testing.T) {
 			for _, r := range rules {
 				r.Counters = nil
 				if c := r.Coordination; x.source == "push" {
-					fmt.Fprintf(out, "=> %s.%+q: %s, %s among %d, shadow %t, quota %t, %v\n", r.Domain, r.Path, r.Limit, c.Mode,
+					fmt.Fprintf(out, "=> %s.%+q: %s, %s among %d, shadow %t, quota %t, %v\n",
+						r.Domain, r.Path, r.Limit, c.Mode,
 						c.MaxNodes, r.Shadow, r.Quota, r.Metadata)
 				}
 			}
