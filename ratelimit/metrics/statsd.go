@@ -3,7 +3,6 @@ package metrics
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -35,6 +34,8 @@ type Statsd struct {
 	sent   map[string]uint64
 	calls  uint64  // of Latency, when it was last sent
 	took   float64 // in the unit of Latency
+	conn   net.Conn
+	gone   chan struct{} // closed when the server has closed conn
 }
 
 const statsdTimeout = 2 * time.Second
@@ -54,6 +55,7 @@ func (s *Statsd) Run(ctx context.Context) {
 			s.OnError(fmt.Errorf("statsd at %s: %w", s.Addr, err))
 		}
 	}
+	s.close()
 }
 
 // tagSuffix is the suffix of each name.
@@ -80,7 +82,7 @@ func (s *Statsd) flush() error {
 	s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
 	calls, took := s.latency(&lines)
 	if lines.Len() > 0 {
-		if err := s.send(lines.Bytes()); err != nil {
+		if err := s.write(lines.Bytes()); err != nil {
 			return err
 		}
 	}
@@ -103,15 +105,39 @@ func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	return calls, took
 }
 
-// send sends lines over a connection of their own. So a server that has gone is an error of the dial, and not of lines
-// that were written to a connection without an end.
-func (s *Statsd) send(lines []byte) error {
-	dialer := net.Dialer{Timeout: statsdTimeout}
-	conn, err := dialer.DialContext(context.Background(), "tcp", s.Addr) // also at the end, when there is no other
-	if err != nil {
+func (s *Statsd) write(lines []byte) error {
+	if s.conn != nil {
+		select {
+		case <-s.gone:
+			s.close()
+		default:
+		}
+	}
+	if s.conn == nil {
+		dialer := net.Dialer{Timeout: statsdTimeout}
+		conn, err := dialer.DialContext(context.Background(), "tcp", s.Addr) // also at the end, when there is no other
+		if err != nil {
+			return err
+		}
+		s.conn, s.gone = conn, make(chan struct{})
+		gone := s.gone
+		go func() { // it says nothing, but when it goes that is read
+			defer close(gone)
+			_, _ = io.Copy(io.Discard, conn)
+		}()
+	}
+	_ = s.conn.SetWriteDeadline(time.Now().Add(statsdTimeout))
+	if _, err := s.conn.Write(lines); err != nil {
+		s.close()
 		return err
 	}
-	_ = conn.SetDeadline(time.Now().Add(statsdTimeout))
-	_, err = conn.Write(lines)
-	return errors.Join(err, conn.Close())
+	return nil
+}
+
+func (s *Statsd) close() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+		<-s.gone
+		s.conn = nil
+	}
 }
