@@ -21,7 +21,9 @@ type auditCmd struct {
 	JSON   bool     `name:"json" help:"Print the windows as JSON lines."`
 }
 
-// Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound.
+// Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound. The files of
+// all nodes are read as one record, because a window's usage is the sum over nodes. Lines that a full disk or a crash
+// has cut off are reported, and the rest counts.
 func (c *auditCmd) Run(s cli.Streams) error {
 	var all []audit.Event
 	for _, name := range c.Files {

@@ -57,7 +57,8 @@ func runProgram(args []string, s cli.Streams) int {
 //go:embed help.txt
 var helpText string
 
-// programOptions are what command lines refer to.
+// programOptions are what command lines refer to. The values of a settings file are bound twice: commands get them as
+// an argument, and kong asks them for values as a resolver.
 func programOptions() []kong.Option {
 	file := new(settings.Values)
 	return []kong.Option{

@@ -38,6 +38,8 @@ type part struct {
 	panicked any
 }
 
+// each gathers the asks by their limiter, has all decide at the same time, and puts the verdicts back in place. One
+// after the other, the waits for the store and for an owner would add up.
 func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	var parts []*part
 	for i := range asks {
@@ -58,6 +60,8 @@ func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimi
 	}
 	wg.Wait()
 	for _, p := range parts {
+		// A panic in one of these goroutines would end the process, instead of failing one request. It is passed on
+		// after all have ended.
 		if p.panicked != nil {
 			panic(p.panicked) // where it fails one request, and no more
 		}
@@ -67,7 +71,7 @@ func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimi
 	}
 }
 
-// Undo implements [ratelimit.Limiter].
+// Undo implements [ratelimit.Limiter]. Each ask goes back by itself, to the limiter that decided it.
 func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		s.of(&asks[i]).Undo(now, asks[i:i+1], verdicts[i:i+1])

@@ -31,6 +31,8 @@ func (w *storeWatch) run(ctx context.Context) {
 	upkeep.Every(ctx, healthEvery, func() { w.look(ctx) })
 }
 
+// look asks once, for at most two seconds. It warns when the store begins to allow evictions, and not at each look.
+// Evictions before the first look do not count.
 func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
