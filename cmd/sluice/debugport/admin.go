@@ -24,7 +24,8 @@ type adminFlags struct {
 	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
 }
 
-// nodes are the debug ports to call.
+// nodes are the debug ports to call. With --all it asks the named nodes for the others, and fails if none of them
+// answers.
 func (c *adminFlags) nodes() ([]string, error) {
 	if !c.All {
 		return c.Debug, nil
@@ -39,7 +40,9 @@ func (c *adminFlags) nodes() ([]string, error) {
 
 type adminReset struct{ adminFlags }
 
-// Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each.
+// Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each. The order:
+// first all nodes drop their leases (quiet), then one resets the account, then all others drop again. A lease that a
+// node took in between is so returned, too.
 func (c *adminReset) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
@@ -49,6 +52,8 @@ func (c *adminReset) Run(s cli.Streams) error {
 		return err
 	}
 	var errs []error
+	// The first node that can reset ends the loop. A node that counts alone has reset its own part only, so the loop
+	// goes on.
 	for i, address := range nodes {
 		answer, err := c.call(s, address, "/admin/reset?")
 		if err == nil && !answer.Alone {

@@ -41,7 +41,7 @@ type versionFlags struct {
 
 const overridesPath = "/v1/overrides"
 
-// path is that of one override.
+// path is that of one override. Example: /v1/overrides/edge?entry=api_key%3Dalice.
 func (d *descriptorArgs) path() string {
 	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
 }
@@ -65,7 +65,8 @@ type limitSet struct {
 	limitFlags
 }
 
-// Run sets one.
+// Run sets one. Conditions are headers of HTTP: If-None-Match: * only if there is no override, and If-Match with a
+// version only if it is still that one. The author is in From.
 func (c *limitSet) Run(s cli.Streams) error {
 	limit, err := console.ParseOverrideLimit(c.Limit)
 	if err != nil {
@@ -86,7 +87,7 @@ func (c *limitSet) Run(s cli.Streams) error {
 }
 
 // noteUsed says that the usage of this window exceeds the new limit, and how to reset it. The override is set, also if
-// the usage is unknown.
+// the usage is unknown. A person who raises a limit expects requests to pass at once.
 func (c *limitSet) noteUsed(s cli.Streams) error {
 	var e console.Explanation
 	err := c.call(http.MethodGet, "/explain?"+c.query(), nil, &e)
@@ -154,7 +155,8 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or of all.
+// pages calls each with the overrides of a domain, or of all. A page has at most 10,000, and its Next is the key to
+// continue after. Overrides that are set meanwhile may be missing.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
 	if domain != "" {

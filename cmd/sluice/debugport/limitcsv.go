@@ -52,7 +52,8 @@ type limitImport struct {
 }
 
 // Run sets each line by itself, and says which were refused. Each is read by itself, so that a stray quote takes no
-// other line with it.
+// other line with it. It stops at an error that all other lines would meet, too: a node that is away, or a wrong token.
+// Set lines stay, and an import of the same file is harmless.
 func (c *limitImport) Run(s cli.Streams) error {
 	in := cmp.Or[io.Reader](c.in, os.Stdin)
 	if c.File != "-" {
@@ -66,6 +67,7 @@ func (c *limitImport) Run(s cli.Streams) error {
 	var columns []string
 	set, refused := 0, 0
 	lines := bufio.NewReader(in)
+	// The last line may have no line end: then ReadString returns its text and io.EOF.
 	for line, end := 1, error(nil); end == nil; line++ {
 		var text string
 		text, end = lines.ReadString('\n')
@@ -105,9 +107,11 @@ func (c *limitImport) Run(s cli.Streams) error {
 	return nil
 }
 
-// ofTheLine are the answers that refuse a line, and say nothing of others.
+// ofTheLine are the answers that refuse a line, and say nothing of others. 400: its values are bad. 404: no rule has
+// its key. 422: its rule does not allow it, or its time is over.
 var ofTheLine = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}
 
+// An unknown column is refused: a mistyped expires would make all overrides last for ever.
 func checkColumns(names []string) error {
 	for _, needed := range csvColumns[:3] {
 		if !slices.Contains(names, needed) {
@@ -122,7 +126,7 @@ func checkColumns(names []string) error {
 	return nil
 }
 
-// put sets the override of a line.
+// put sets the override of a line. The author of a line is its column by, or else that of the command.
 func (c *limitImport) put(columns, fields []string) error {
 	if len(fields) != len(columns) {
 		return csv.ErrFieldCount
