@@ -30,7 +30,9 @@ The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), 
   expired_assignment_behavior: {expired_assignment_behavior_timeout: 60s, fallback_rate_limit: {blanket_rule: DENY_ALL}}
 `
 
-// declare prints what each rule promises.
+// declare prints what each rule promises. A rule lands in one of three lists: rows for those that Envoys can enforce,
+// others for those over RLQS with a fixed answer, and refused. A refused rule fails the command, but after the whole
+// table was printed.
 func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 	rows := [][]string{{
 		"RULE", "LIMIT", "OVER, ALL WELL", "OVER, EACH SILENT ENVOY", "OVER, EACH NEW ENVOY", "UNDER", "NEW KEY",
