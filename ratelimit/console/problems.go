@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
+// A problem says what happens in What, and in Detail its cause or where to look. Each has a runbook with that name.
 // Problem is a fault of a node, or a warning for its operator. A page shows problems first.
 type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
@@ -34,7 +35,8 @@ const (
 	much = 100
 )
 
-// problems are sorted by severity, and causes come before what follows from them.
+// problems are sorted by severity, and causes come before what follows from them. recent is over ten seconds, and rules
+// over the quarter of an hour of the history. A problem goes when its cause does.
 func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	say := func(severity, runbook, detail, format string, args ...any) {
 		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
@@ -104,7 +106,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	return all
 }
 
-// failedCalls reports calls that get no decision, and requests that no rule limits.
+// failedCalls reports calls that get no decision, and requests that no rule limits. recent.Other leaves out requests
+// without descriptors, which have a problem of their own.
 func failedCalls(s *State, recent *Rates, say sayer) {
 	calls := recent.Passed + recent.Refused + recent.Failed
 	if recent.Other > 0 {
@@ -139,7 +142,8 @@ func storeNamed(s *metrics.StoreState) string {
 	return fmt.Sprintf("Its address is %s, and the last error: %s", s.Address, s.LastError)
 }
 
-// steadiness tells a constant delay, as of a network, from one that varies, as of a lack of CPU.
+// steadiness tells a constant delay, as of a network, from one that varies, as of a lack of CPU. A constant delay needs
+// a nearer store. One that varies needs more CPU.
 func steadiness(recent *Rates) string {
 	const part = 4 // of the mean, in a constant delay; the fastest is known to a factor of two
 	text := fmt.Sprintf("The fastest took at least %.1f ms", recent.Fastest*1e3)
@@ -157,6 +161,7 @@ func counted(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
+// sayer adds a problem: its severity, its runbook, its detail, and the text with its values.
 type sayer func(severity, runbook, detail, format string, args ...any)
 
 // brokenBounds reports rules that exceeded their declared bounds, and separately the admissions by on_store_failure.
@@ -188,6 +193,7 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 	}
 }
 
+// fleetProblems compares nodes by their registrations: silent ones, and different fingerprints of rules.
 func fleetProblems(s *State, say sayer) {
 	var silent []string
 	sets := map[string][]string{} // nodes by their rules
@@ -210,7 +216,8 @@ func fleetProblems(s *State, say sayer) {
 	}
 }
 
-// minority are the nodes whose rules fewer nodes have than the most common ones, with their rules.
+// minority are the nodes whose rules fewer nodes have than the most common ones, with their rules. They are named
+// because the operator looks for the nodes that a rollout has missed.
 func minority(sets map[string][]string) (names []string) {
 	rules := slices.SortedFunc(maps.Keys(sets), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(sets[b]), len(sets[a])), strings.Compare(a, b))
@@ -254,7 +261,7 @@ func alone(s *State, rules recentRules) string {
 	return "By rule, with its on_store_failure, a second: " + few(names)
 }
 
-// few joins the first names.
+// few joins the first names. A problem is one line of a page.
 func few(names []string) string {
 	if len(names) <= namedAtMost {
 		return strings.Join(names, ", ")
@@ -262,6 +269,7 @@ func few(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:namedAtMost], ", "), len(names)-namedAtMost)
 }
 
+// figure is a rate with at most one decimal.
 func figure(v float64) string {
 	if v < 10 {
 		return fmt.Sprintf("%.1f", v)
