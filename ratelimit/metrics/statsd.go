@@ -37,9 +37,11 @@ type Statsd struct {
 	took   float64 // in the unit of Latency
 }
 
+// statsdTimeout bounds the dial, and then the write, so that a server that hangs delays the end of the node by four
+// seconds at most.
 const statsdTimeout = 2 * time.Second
 
-// Run sends until ctx is done, and then once more. It blocks.
+// Run sends until ctx is done, and then once more. It blocks. One goroutine calls it, so its fields need no lock.
 func (s *Statsd) Run(ctx context.Context) {
 	s.sent, s.suffix = map[string]uint64{}, tagSuffix(s.Tags)
 	tick := time.NewTicker(s.Interval)
@@ -56,7 +58,8 @@ func (s *Statsd) Run(ctx context.Context) {
 	}
 }
 
-// tagSuffix is the suffix of each name.
+// tagSuffix is the suffix of each name. Example: .__env=prod.__zone=eu, in the order of names. This is the form of
+// envoyproxy/ratelimit's statsd library.
 func tagSuffix(tags map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
@@ -65,7 +68,8 @@ func tagSuffix(tags map[string]string) string {
 	return b.String()
 }
 
-// flush sends what has changed.
+// flush sends what has changed. sent, calls and took change only after a send without an error. So the next increments
+// include those that failed.
 func (s *Statsd) flush() error {
 	var lines bytes.Buffer
 	now := make(map[string]uint64, len(s.sent))
@@ -90,6 +94,7 @@ func (s *Statsd) flush() error {
 	return nil
 }
 
+// latency writes the mean of the calls since the last send. It returns the totals for the next one.
 func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	var m dto.Metric
 	if err := s.Latency.Write(&m); err != nil {
