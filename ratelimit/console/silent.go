@@ -24,8 +24,7 @@ const (
 )
 
 // silent are the rules that seem to limit nothing, with the reason. The cases go from the surest sign to the vaguest,
-// and only the first is named. before and cost are of the time before the history, to compare the last quarter of an
-// hour with.
+// and only the first is named. before and cost are of the time before the last quarter of an hour.
 func silent(s *State, recent recentRules) (names []string) {
 	old := s.Now.Sub(s.Started) >= silentAfter
 	for i := range s.Rules {
