@@ -62,6 +62,8 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The name of the histogram says seconds in both cases, because older dashboards of envoyproxy/ratelimit expect it
+	// with milliseconds.
 	unit := time.Second
 	if c.LatencyMillis {
 		unit = time.Millisecond
@@ -111,6 +113,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 		Safety: p.safety, StoreNow: p.now, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
+	// Without TLS there are no certificates to count, and statsd gets no names for them.
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)
 	}
@@ -147,6 +150,7 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	})
 	public := http.NewServeMux()
 	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
+	// Handlers are made first, because server.New opens the ports at once.
 	options := c.serverOptions(budgets)
 	options.Spans, options.Streams = p.spans.calls(), streams
 	if gate != nil {

@@ -86,12 +86,14 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	}
 	d := new(decider)
 	if c.Store.OnRedis() {
+		// The pool is made before the store, which counts its connections from the first one on.
 		d.pool = new(metrics.Pool)
 	}
 	opened, err := store.Open(store.Options{Flags: c.Store, Log: log, Pool: d.pool})
 	if err != nil {
 		return nil, err
 	}
+	// Without AUDIT_FILE, events is nil, and audited rules are decided without a record.
 	events, err := audit.OpenRecord(c.AuditFile, log)
 	if err != nil {
 		return nil, err
@@ -103,6 +105,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	s.Nodes = func() int { return d.who.count() }
 	s.Peers = func() int { return d.who.peers(time.Now()) }
 	s.slots.Nodes = d.who.count
+	// The record needs the ledger's answers as well: they say which total the store has after a claim.
 	if events != nil {
 		s.OnAudit = events.Answer
 	}
@@ -141,6 +144,7 @@ func plans(store *config.Store) func() approx.Plan {
 // decides as in mode leasing, so it stays healthy.
 func seatNote(seat func() (int, bool)) func() string {
 	return func() string {
+		// A node without a store has no seats, and nothing to remark.
 		if seat == nil {
 			return ""
 		}
@@ -177,6 +181,7 @@ func wallTimes(clock ratelimit.Clock) wallTime {
 func (d *decider) beside(also func(context.Context)) {
 	run := d.run
 	d.run = func(ctx context.Context) error {
+		// If run fails, also has to end as well, and not only with ctx.
 		ctx, cancel := context.WithCancel(ctx)
 		var all sync.WaitGroup
 		all.Go(func() { also(ctx) })

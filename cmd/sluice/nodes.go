@@ -78,6 +78,7 @@ func (r *registry) run(ctx context.Context, name string, now func(*console.Node)
 	if r == nil {
 		return
 	}
+	// A debug port is reached by its host and port, and consoles show the host alone.
 	host, _, _ := net.SplitHostPort(name)
 	me := registration{Holder: r.holder, Node: console.Node{Host: host, Debug: name, Version: version(), Started: time.Now().UTC().Truncate(time.Second)}}
 	pause := time.Second // nodes that start together find each other
@@ -114,6 +115,7 @@ func silentAfter(every time.Duration) time.Duration { return 2*every + time.Seco
 // name.
 func debugName(v *server.Server, peerAddr string) string {
 	host, _ := os.Hostname()
+	// PEER_ADDR is an address that others reach. A host's own name may be unknown to them.
 	if h, _, err := net.SplitHostPort(peerAddr); err == nil {
 		host = h
 	}
@@ -171,6 +173,7 @@ func (r *registered) next(nodes []console.Node, n int, now time.Time, every time
 		is.since = r.since
 		is.most = r.most
 	}
+	// A new stretch begins: the highest count of the last one moves to the second place.
 	if now.Sub(is.since) >= partRest {
 		is.since, is.most = now, [2]int{0, is.most[0]}
 	}
@@ -222,6 +225,7 @@ func (r *registry) all() console.Fleet {
 	}
 	h := r.nodes.Load()
 	f := console.Fleet{Nodes: slices.Clone(h.nodes), Age: time.Since(h.at)}
+	// This node's own registration is overdue, so it cannot tell who else is silent.
 	f.Old = f.Age > silentAfter(h.every)
 	for i := range f.Nodes {
 		n := &f.Nodes[i]

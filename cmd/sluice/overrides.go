@@ -26,6 +26,7 @@ func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, c
 		})
 	} else {
 		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))
+		// The store's time is this node's time plus the difference at the last read.
 		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
 		d.overrides.Keeper = node
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)

@@ -36,6 +36,7 @@ type peerFlags struct {
 // options checks the settings and makes them a router's. Peers change accounts of each other. So it refuses to start
 // without a secret or certificates.
 func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
+	// 0.0.0.0 is refused: other nodes would use it as the name of this node, and dial themselves.
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || net.ParseIP(host).IsUnspecified() || notNumber != nil {
@@ -52,6 +53,7 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	}
 	o.Addr, o.Secret = f.Addr, f.Secret
 	o.Region = f.Region
+	// Either a secret or certificates authenticate peers, or both.
 	switch none := f.TLSCert+f.TLSKey+f.TLSCA == ""; {
 	case none && f.Secret == "":
 		return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")

@@ -56,11 +56,13 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.Rules,
 		NoHolds: noHolds, InForce: func(rules *config.Rules) { c.warn(rules, log) },
 	}, log)
+	// The copy must not be in the directory of rules: it would be read as a file of them.
 	if c.LastGood != "" {
 		if err := store.KeepLastGood(c.LastGood); err != nil {
 			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
 		}
 	}
+	// With a management server, the first load finds nothing yet, which is no fault of the rules.
 	err = store.Load()
 	if err != nil && c.LastGood != "" {
 		err = store.LoadLastGood(err)

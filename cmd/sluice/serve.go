@@ -63,6 +63,8 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	if c.Ring.Region != "" {
 		log = log.With("region", c.Ring.Region)
 	}
+	// Both lines are logged by functions that run when a context ends. Each is stopped at the end, so that a node that
+	// fails at its start does not claim to drain.
 	defer context.AfterFunc(drain, func() {
 		if hurry.Err() == nil {
 			log.Info("SIGTERM or SIGHUP: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
@@ -110,6 +112,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 		return err
 	}
 	defer p.spans.stop()
+	// Streams of Envoys keep much on the heap, so the collector is eased by their number.
 	quotas := p.people.Quotas.Stats()
 	go settings.EaseCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
@@ -139,6 +142,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	healthy := func() bool { return c.healthy(p) }
 	// Health must not return while the node drains, so its loops end with drain.
 	go keepHealthy(drain, p.server, healthy, sync.OnceFunc(p.server.Open))
+	// Only one of the two loops may set health: watchStore includes the condition of the other.
 	if c.Store.Redis.HealthCheck {
 		go watchStore(drain, p.server, healthy, p.ping, p.log)
 	} else if c.HealthyWithOne {
@@ -198,6 +202,7 @@ func announce(w io.Writer, v *server.Server, source config.Source) {
 	if _, builtIn := source.(config.Static); !builtIn {
 		return
 	}
+	// The command works as printed on this machine, also if PORT is 0.
 	_, port, _ := net.SplitHostPort(web.String())
 	fmt.Fprintf(w, "serving the built-in example (3 requests an hour for each user); your own rules: --config DIR|FILE. Try, four times:\n\n  curl -s -o /dev/null -w '%%{http_code}\\n' localhost:%s/json -d '%s'\n\n", port, exampleRequest)
 }

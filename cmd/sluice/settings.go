@@ -141,6 +141,7 @@ func (s *flags) validate() error {
 	must(pushed || s.ConfigType == "FILE", "CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS)
 	must(!pushed || s.Config == "", "CONFIG_TYPE is %s, and --config is %q: unset one of them", configXDS, s.Config)
 	must(pushed || s.XDS.Additions == "", "CONFIG_GRPC_XDS_ADDITIONS is %q, and CONFIG_TYPE is not %s: write its fields into the files of rules", s.XDS.Additions, configXDS)
+	// Headers are checked only if one of the two kinds is on.
 	_, badHeaders := s.Headers.names(s.HeadersEnabled || s.RequestEnabled)
 	_, badTags := s.tags()
 	return errors.Join(append(errs, badHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
@@ -196,6 +197,7 @@ func (s *flags) serverOptions(b settings.Budgets) server.Options {
 		HTTPConnections: s.caps.HTTPConnections, DebugConnections: settings.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
+	// Old connections end so that callers spread over new nodes.
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
 		o.Metrics = s.PrometheusAddr

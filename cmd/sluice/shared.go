@@ -39,6 +39,7 @@ type shared struct {
 
 // shared makes the parts and connects their functions. Nothing runs or connects before run.
 func (c *serveCmd) shared(s store.Store, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
+	// Log lines name the setting that the operator wrote.
 	setting, address := "REDIS_URL", c.Store.Redis.URL
 	if c.Store.URL != "" {
 		setting, address = "STORE_URL", c.Store.URL
@@ -56,6 +57,7 @@ func (c *serveCmd) shared(s store.Store, seats func() approx.Plan, clock ratelim
 	x.failed = upkeep.ByKind(time.Now, time.Minute, s.Advise, func(err error, count int) {
 		log.Warn("the store does not answer: "+s.Advise(err), "error", err, "round_trips", count)
 	})
+	// Failures of claims come from many goroutines. StoreNow is replaced as a whole.
 	x.OnFailure = func(err error) {
 		x.now.Store(&metrics.StoreNow{Address: address, LastError: ratelimit.OneLine(err.Error()), LastErrorAt: time.Now().UTC()})
 		if x.warmed.Load() > 0 { // before, the start has the reason
@@ -115,6 +117,7 @@ func (s *shared) run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
+	// All of them end with ctx. The fleet and the slots return their tokens first, so Wait takes as long as that.
 	all.Go(func() { s.watch.run(ctx) })
 	all.Go(func() { s.outage.run(ctx) })
 	all.Go(func() { s.Run(ctx) })

@@ -76,6 +76,7 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	failed := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("spans are dropped: the collector does not accept them (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err)
 	})
+	// The handler belongs to the process. The library would otherwise write to standard error for each failed batch.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))
 	return &tracing{
 		provider: sdk.NewTracerProvider(

@@ -59,6 +59,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
+	// The factor is compared so that a NaN fails, too.
 	if min(f.Retry, f.First, f.Longest) <= 0 || !(f.Random >= 0 && f.Random <= 1) || f.MaxMessage < 1 {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, and the factor 0 to 1",
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)

@@ -61,6 +61,7 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	if err != nil {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
+	// A run takes minutes, so a terminal shows how far it is. In a file there is only the result.
 	if out := s.Progress(); out != nil {
 		given.Progress = func(done, of int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, of, what) }
 		defer fmt.Fprintln(out)

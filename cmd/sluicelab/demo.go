@@ -148,6 +148,7 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, fleet *process.Fleet,
 	}
 	ctx, cancel = c.lasts(ctx)
 	defer cancel()
+	// With an Envoy, requests go through it. Requests for tokens go to nodes in any case.
 	ask := grpcAsker(nodes)
 	if front != nil {
 		ask = httpAsker(front.URL)
@@ -238,6 +239,7 @@ func (c *demoCmd) demand(ctx context.Context, s cli.Streams, ask asker, llm func
 		key := [...]string{"api_key", "api_key", "tenant", "account", "remote_address"}[rand.IntN(5)]
 		count(ask(call, key, fmt.Sprint("key-", r.Key)))
 	})
+	// Clients of the language model end with ctx, and give their holds back before.
 	wg.Wait()
 	fmt.Fprintf(s.Out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
 	// A machine that does other things as well answers some too late; a demo that

@@ -24,6 +24,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 			return err
 		}
 		rule, key := d.Match(entries, nil)
+		// Such rules have no account to correct.
 		if rule == nil || rule.Unlimited || rule.RefusesAll() {
 			return refusing(http.StatusBadRequest, "no rule with a budget matches this descriptor")
 		}

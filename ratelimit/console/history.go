@@ -180,6 +180,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l.rules = make(map[string]counters, len(s.Rules))
 	for i := range s.Rules {
 		r := &s.Rules[i]
+		// Share is 0 for rules that do not drift: they have no allowance to compare with.
 		if r.Share > 0 {
 			l.worst = max(l.worst, 100*float64(r.Worst)/float64(r.Share))
 		}
@@ -281,6 +282,7 @@ func (h *History) recent() (Rates, recentRules) {
 		return Rates{}, rules
 	}
 	now, from := all[len(all)-1], len(all)-2
+	// It goes back to the first look that is at least ten seconds old, or to the oldest.
 	for from > 0 && now.at.Sub(all[from].at) < recentFor {
 		from--
 	}
@@ -397,6 +399,7 @@ func (v *remembered) add(was, is *look) {
 		var of RuleRates
 		old, had := was.rules[c.ID]
 		now, has := is.rules[c.ID]
+		// A rule that one of the looks lacks has no difference, and is drawn as 0.
 		if had && has {
 			here := now.since(old).rates(is.at.Sub(was.at).Seconds())
 			of = RuleRates{Passed: here.Passed, Refused: here.Refused, Alone: here.Alone}

@@ -147,6 +147,7 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	v, last := Page{Overrides: []Overridden{}}, ""
+	// It reads one override more than a page has: only then is there a next page.
 	for o := range c.Overrides.All(string(after)) {
 		if len(v.Overrides) == n {
 			v.Next = base64.RawURLEncoding.EncodeToString([]byte(last))

@@ -41,6 +41,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	say := func(severity, runbook, detail, format string, args ...any) {
 		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
 	}
+	// Causes come first: bad rules and a store without an answer explain most of what follows.
 	if s.Config.Error != "" {
 		effect := "the previous rules stay in force"
 		if s.Config.Fingerprint == "" {
@@ -102,6 +103,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	if s.Panics > 0 {
 		say(Warn, "panics", "The log has the stack of each.", "%d requests since the start hit a bug", s.Panics)
 	}
+	// "bad" is before "warn" in the alphabet, and the sort is stable, so causes stay before effects.
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return all
 }
@@ -208,6 +210,7 @@ func fleetProblems(s *State, say sayer) {
 		say(Warn, "node-down", "Last seen: "+few(silent)+". They crashed, hang, or cannot reach the store.",
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
+	// Fingerprints differ during each rollout, too, so the problem is a warning.
 	if len(sets) > 1 {
 		say(Warn, "rules-differ",
 			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+

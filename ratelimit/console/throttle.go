@@ -59,6 +59,7 @@ func (t *throttle) question() (done func(), ok bool) {
 	default:
 		return nil, false
 	}
+	// The slot goes back, since no explanation runs.
 	if !t.questions.AllowN(t.now(), 1) {
 		<-t.slots
 		return nil, false

@@ -57,6 +57,7 @@ func (c Collector) mapped() ([]*dto.MetricFamily, error) {
 			if to.Scale.Set {
 				value *= to.Scale.Val
 			}
+			// The cases leave out what has no place in the result.
 			counts := kind == mapper.MetricTypeCounter
 			switch {
 			case to.Action == mapper.ActionTypeDrop:

@@ -82,6 +82,7 @@ func (s *Statsd) flush() error {
 		}
 	}
 	s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
+	// Names without an increment send nothing, as statsd expects. Gauges are sent each time.
 	calls, took := s.latency(&lines)
 	if lines.Len() > 0 {
 		if err := s.send(lines.Bytes()); err != nil {

@@ -109,6 +109,7 @@ func (d declaration) table() string {
 	for _, r := range all {
 		rows = append(rows, r.cells)
 	}
+	// The narrow form is easier to read, so it is used whenever it fits.
 	if text := aligned(rows); widest(text) <= screen {
 		return text
 	}
@@ -324,6 +325,7 @@ func (d declaration) note(of func(declare.Bounds) string) (lines []string) {
 			continue
 		}
 		of := "every rule"
+		// A sentence of all limited rules needs no names.
 		if names := whose[text]; len(names) < limited {
 			of = strings.Join(names[:min(3, len(names))], ", ")
 			if more := len(names) - 3; more > 0 {

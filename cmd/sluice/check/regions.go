@@ -56,6 +56,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		b := declare.Of(r, nodes, declare.SharedStore)
 		// A message also waits for others to share its round trip, at most lane.Gather.
 		far = far || f.patience(r) < f.RTT+lane.Gather
+		// A slot is taken at the store for each request, so nothing is leased or left over.
 		if r.Limit.Algorithm == ratelimit.Concurrency {
 			rows = append(rows, []string{name, "concurrency", f.first(r) + ", each request", "0", "2 for a request", f.inCut(r, &b)})
 			continue
@@ -63,6 +64,8 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		rows = append(rows, []string{
 			name, c.Mode.String(), f.first(r), fmt.Sprintf("demand of %v", 2*f.RTT), f.messages(r), f.inCut(r, &b),
 		})
+		// A shorter deadline works, but requests near the limit are decided by on_store_failure before recalled tokens
+		// arrive.
 		if c.Deadline() < f.RTT*tripsAhead {
 			notes = append(notes, fmt.Sprintf("%s: store_deadline is %v; at %v use %v, so that requests near the limit wait "+
 				"for recalled tokens.", name, c.Deadline(), f.RTT, f.RTT*tripsAhead))

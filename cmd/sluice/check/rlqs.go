@@ -52,6 +52,7 @@ func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 				fmt.Sprintf("%d for each broken stream; %v at a window's end", b.Stranded, b.Turn),
 				fmt.Sprintf("one request refused, then a trip and at most %v", b.NewKey),
 			})
+			// An Envoy may spend its tokens after the bucket has refilled, so a part of the burst is held back.
 			if b.Held > 0 {
 				others = append(others, fmt.Sprintf("%s: leases come from a bucket of %d; the other %d are held back for the refill of %v: a token may be at an Envoy for that "+
 					"long; callers over RLS may take them, beyond the burst", name,

@@ -80,6 +80,7 @@ func (c *limitSet) Run(s cli.Streams) error {
 	if err := printOverride(s, &o, c.JSON); err != nil {
 		return err
 	}
+	// It resets through the same node, and has all others drop their leases, as admin reset --all does.
 	if c.Reset {
 		return (&adminReset{adminFlags{c.descriptorArgs, []string{c.Debug}, true, c.Token}}).Run(s)
 	}
@@ -91,6 +92,7 @@ func (c *limitSet) Run(s cli.Streams) error {
 func (c *limitSet) noteUsed(s cli.Streams) error {
 	var e console.Explanation
 	err := c.call(http.MethodGet, "/explain?"+c.query(), nil, &e)
+	// Only a refusal by the limit is worth a note. Other answers say that the key can continue.
 	if err != nil || e.Look == nil || !strings.HasPrefix(e.Next, "OVER_LIMIT") {
 		return nil //nolint:nilerr // explain is another question
 	}

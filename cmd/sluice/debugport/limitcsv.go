@@ -101,6 +101,7 @@ func (c *limitImport) Run(s cli.Streams) error {
 		return fmt.Errorf("%s has no line of column names", c.File)
 	}
 	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(set, "override"), cli.Counted(refused, "line"))
+	// Each refused line was printed with its number, as compilers do.
 	if refused > 0 {
 		return errors.New("lines were refused: correct them, and import the file again")
 	}
@@ -135,6 +136,7 @@ func (c *limitImport) put(columns, fields []string) error {
 	for at, name := range columns {
 		row[name] = fields[at]
 	}
+	// The descriptor is read and written again, so that each spelling of it becomes the same path.
 	entries, err := console.ParseDescriptor(row["descriptor"])
 	if err != nil {
 		return err

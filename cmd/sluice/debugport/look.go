@@ -249,6 +249,7 @@ func (v *look) since(before *look) *Summary {
 		for j := range now.Rules {
 			r := &now.Rules[j]
 			name := [3]string{r.Domain, r.Rule, r.Mode}
+			// A rule's first node is copied, and the others are added to the copy.
 			all := rules[name]
 			if all == nil {
 				all = &Rule{RuleState: *r}
@@ -267,6 +268,7 @@ func (v *look) since(before *look) *Summary {
 			all.DeniedRate += grown(r.Denied, was.Denied)
 		}
 	}
+	// The differences are sums until here.
 	for _, rate := range []*float64{&s.Calls, &s.Refused, &s.Failed, &s.Trips, &s.Alone} {
 		*rate /= s.Seconds
 	}
