@@ -156,7 +156,7 @@ func seatNote(seat func() (int, bool)) func() string {
 }
 
 // audit has the decisions of the limiter recorded, if there is a record. The record is written before an answer is
-// given, by the decisions' limiter. Its loop runs beside the limiter.
+// given, by the decisions' limiter. Its loop runs as long as the limiter does.
 func (d *decider) audit(here wallTime) {
 	if d.record == nil {
 		return

@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// byMode has each ask decided by the limiter of its mode: the ledger's, or the ring's for a mode whose keys have owners.
-// The ledger's limiter leases from the store, or counts in this process's memory where there is none. It reads in the
-// rule by which share it may drift. With a store, slots decides concurrency limits. A mode with a limiter of its own
-// also changes the methods here.
+// byMode has each ask decided by the limiter of its mode: the ledger's, or the ring's for a mode whose keys have
+// owners. The ledger's limiter leases from the store, or counts in this process's memory where there is none. It reads
+// in the rule by which share it may drift. With a store, slots decides concurrency limits. A mode with a limiter of its
+// own also changes the methods here.
 type byMode struct {
 	split
 	ratelimit.Inspector // of the base

@@ -58,7 +58,7 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 	return credentials.NewTLS(serverConfig(tls.VersionTLS12, files)), nil
 }
 
-// serverConfig has each connection use the files as they are then. The handshake asks for the configuration, so a
+// serverConfig has each connection use the files as they are then. Each handshake reads the configuration anew, so a
 // renewed certificate serves the next connection.
 func serverConfig(least uint16, files *upkeep.FileValue[*tls.Config]) *tls.Config {
 	return &tls.Config{MinVersion: least, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {

@@ -94,8 +94,8 @@ var xdsAdviceText string
 
 var xdsAdvice = settings.ReadAdvice(xdsAdviceText)
 
-// advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a reason
-// is that of the server.
+// advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a
+// reason is that of the server.
 func (f *xdsFlags) advise(err error, worked bool) string {
 	text := err.Error()
 	if worked {

@@ -47,8 +47,8 @@ type measured struct {
 	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"Binary of sluice. Default: the directory of sluicelab, the PATH, or a build of this module."`
 }
 
-// find returns the program's path; done removes what was built. It blocks while it builds. The order: --sluice, beside
-// sluicelab, on the PATH, and else a build, which needs Go.
+// find returns the program's path; done removes what was built. It blocks while it builds. The order: --sluice, the
+// directory of sluicelab, the PATH, and else a build, which needs Go.
 func (m *measured) find() (path string, done func(), err error) {
 	nothing := func() {}
 	if m.Sluice != "" {

@@ -165,7 +165,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if look.Ledger != nil {
 		for i := range look.Ledger.Holders {
 			h := &look.Ledger.Holders[i]
-			// The store knows holders by number only. The list of nodes has the number of each.
+			// The store has only the numbers of holders. The list of nodes has the number of each.
 			h.Node = c.hostOf(h.Holder)
 		}
 	}

@@ -272,7 +272,7 @@ func (h *History) Recent() (r Rates, wrong int) {
 }
 
 // recent compares the last look with that of ten seconds before, and for rules also with the first in the ring. With
-// fewer than two looks it knows nothing, and returns zeros.
+// fewer than two looks it returns zeros.
 func (h *History) recent() (Rates, recentRules) {
 	rules := recentRules{}
 	h.mu.Lock()
@@ -411,8 +411,8 @@ func (v *remembered) add(was, is *look) {
 	}
 }
 
-// history answers with the looks after ?since=, in Unix milliseconds. A page asks for all looks first, and then for
-// those after its last one.
+// history answers with the looks after ?since=, in Unix milliseconds. A page first requests all looks, and then those
+// after its last one.
 func (c *console) history(w http.ResponseWriter, r *http.Request) error {
 	var since int64
 	var err error

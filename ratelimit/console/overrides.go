@@ -103,7 +103,8 @@ type OverrideChange struct {
 }
 
 // UnmarshalJSON reads each field once, by its exact name, so that the body cannot be read in two ways. encoding/json
-// would accept Limit beside limit, and of two fields take the last. A proxy that checks the body might take the first.
+// would accept Limit in place of limit, and of two fields take the last. A proxy that checks the body might take the
+// first.
 func (s *OverrideChange) UnmarshalJSON(text []byte) error {
 	fields := map[json.Token]any{"limit": &s.Limit, "unit": &s.Unit, "expires": &s.Expires, "reason": &s.Reason}
 	d := json.NewDecoder(bytes.NewReader(text)) // which is valid JSON

@@ -82,8 +82,9 @@ func (m Memory) keys(each int64) int {
 	return int(min(max(part/each, leastKeys), mostKeys))
 }
 
-// Table is how many keys are tracked, each of at most so many bytes: maxKeys (MAX_KEYS), or what fits if that is 0. So invented keys fill a
-// known part of the memory. It keeps the collector from using what the table may need.
+// Table is how many keys are tracked, each of at most so many bytes: maxKeys (MAX_KEYS), or what fits if that is 0. So
+// invented keys fill a known part of the memory. It keeps the collector from using what the table may need. It sets the
+// memory limit of the collector, so it is called once, before the table fills.
 func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 	from := "MAX_KEYS"
 	if maxKeys == 0 {

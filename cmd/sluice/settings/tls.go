@@ -33,7 +33,7 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	if f.Cert+f.Key == "" {
 		return c, nil
 	}
-	// Each handshake asks for the certificate. It may be a newer one than at the start.
+	// Each handshake reads the certificate anew. It may be a newer one than at the start.
 	own := &upkeep.FileValue[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: BadCertificate(f.Log)}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return c, own.Load(time.Now()) // it must be good now
