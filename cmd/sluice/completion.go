@@ -86,7 +86,8 @@ func (c *completionWordsCmd) Run(s cli.Streams, ctx *kong.Context) error {
 	return err
 }
 
-// summaryOf is the first sentence of a help, where a list has a line for each word.
+// summaryOf is the first sentence of a help, where a list has a line for each word. A shell shows one line for each
+// word.
 func summaryOf(help string) string {
 	sentence, _, _ := strings.Cut(help, ". ")
 	first, _, _ := strings.Cut(sentence, "; ")

@@ -14,6 +14,7 @@ import (
 // follow it.
 func (c *serveCmd) healthy(p *assembled) bool {
 	rules := p.store.Rules()
+	// Without rules a call fails with an error, unless FORCE_START_WITHOUT_INITIAL_CONFIG accepts that.
 	loaded := rules.Domains() > 0 || !c.HealthyWithOne && (rules != nil || c.ForceStart)
 	return p.ready() && loaded && (p.ring == nil || p.ring.Ready())
 }

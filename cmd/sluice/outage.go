@@ -57,6 +57,7 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, young bool) {
 		}
 	}
 	switch {
+	// SyncAge is the time since the last answer, so its highest value is the length of the outage.
 	case s.BreakerOpen:
 		w.out = max(w.out, s.SyncAge)
 	case w.out > 0:
@@ -72,6 +73,7 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, young bool) {
 	if n := w.full.grew(s.Overflow); n > 0 {
 		w.log.Warn("the table of keys is full: raise MAX_KEYS, or unset it", "decisions_without_a_place", n)
 	}
+	// A new life of the data is not an outage: the store may lose its data and answer all the time.
 	if s.Recoveries > w.recoveries {
 		w.log.Warn("the store lost its data: for two seconds nodes state their totals, and admit their leases and at most a twentieth of each limit")
 		w.restoring = true

@@ -95,6 +95,7 @@ func eitherSide(own settings.Certificate, now time.Time, least uint16, ca, caSet
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", caSetting, err)
 	}
+	// A file of authorities means that the other side must show a certificate.
 	c.RootCAs, c.ClientAuth = c.ClientCAs, tls.RequireAndVerifyClientCert
 	return c, nil
 }

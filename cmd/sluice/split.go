@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// split is a limiter made of several: of says which of them decides an ask. It is safe for concurrent use.
+// split is a limiter made of several: of says which of them decides an ask. It is safe for concurrent use. of must
+// return the same limiter for the same ask, or Undo would go to another one than Decide.
 type split struct {
 	of func(*ratelimit.Ask) ratelimit.Limiter
 }
@@ -19,6 +20,7 @@ func (s *split) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 	if len(asks) == 0 {
 		return
 	}
+	// Most requests have one limiter for all asks. They are passed on as they are, without a copy.
 	first := s.of(&asks[0])
 	for i := 1; i < len(asks); i++ {
 		if s.of(&asks[i]) != first {

@@ -10,8 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some:
-// Redis counts evicted keys, but does not report them to their holders.
+// storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some: Redis counts
+// evicted keys, but does not report them to their holders. One goroutine looks. last is atomic, because scrapes read it
+// meanwhile.
 type storeWatch struct {
 	name    string // of the setting that names the store
 	ask     func(context.Context) (metrics.StoreSafety, []any, error)

@@ -61,6 +61,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if err := write(); err != nil {
 		return err
 	}
+	// Results are on Out, and the trace of a failure on Err.
 	if f := sum.Failure; f != nil {
 		fmt.Fprintf(s.Err, "the last events:\n%s", f.Trace)
 		return f

@@ -94,6 +94,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	if errs[2] != nil {
 		errs[2] = fmt.Errorf("--max-over: %w", errs[2])
 	}
+	// A recording has its own rate and keys, so those flags have no effect with it.
 	if c.Trace != "" {
 		q.Recorded, errs[3] = readTrace(c.Trace)
 		if q.Recorded != nil {

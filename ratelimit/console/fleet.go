@@ -103,6 +103,7 @@ func busiest(all []*look) []string {
 	ids := slices.SortedFunc(maps.Keys(decided), func(a, b string) int {
 		return cmp.Or(cmp.Compare(decided[b], decided[a]), cmp.Compare(a, b))
 	})
+	// The order by decisions chooses the rules, and the order by name shows them.
 	ids = ids[:min(len(ids), chartedRules)]
 	slices.Sort(ids)
 	return ids

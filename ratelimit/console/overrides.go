@@ -163,6 +163,7 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overri
 	o.Unlimited = s.Limit.Unlimited
 	o.Reason = s.Reason
 	o.Per = l.Per()
+	// max_override bounds a mistyped number.
 	if o.Requests > l.Ceiling {
 		return o, fmt.Errorf("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
 	}
@@ -408,6 +409,7 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 	case o == nil:
 		answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
 		return nil
+	// This node's clock is behind the store's: the override ended as soon as it was set.
 	case is.Expires != 0 && is.Expires <= is.Set:
 		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
 			"the store: the limit of the file is in force", change.Expires)

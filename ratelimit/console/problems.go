@@ -55,6 +55,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			storeNamed(&s.Store)+". Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store has not answered for %.0f s", s.Store.SyncAge)
 	}
+	// While the breaker is open, replies are not slow but missing, which is another problem.
 	if least := s.Store.Deadline; recent.Trip > least/slowStore && least > 0 && !s.Store.BreakerOpen {
 		say(Warn, "store-slow",
 			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. "+
@@ -66,6 +67,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 		say(Warn, "fallback-active",
 			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
 	}
+	// Losses count since the first look in the history, so the warning stays for a quarter of an hour.
 	if recent.Lost > 0 {
 		say(Warn, "store-data-lost",
 			"Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
@@ -96,6 +98,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
 				"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
+	// In an outage no seat can be renewed, and the outage is named already.
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
 		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
 			"No drift seat: rules of mode approx use leases only")
@@ -176,6 +179,7 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 		switch {
 		case lately.beyond > 0:
 			now = append(now, fmt.Sprintf("%s (declared: %d, for each key and window)", name, r.Declared))
+		// An excess from before the history stays as a warning until the node restarts.
 		case r.Beyond > 0:
 			before = append(before, name)
 		}

@@ -69,6 +69,7 @@ func (c Collector) rows() (rules []ruleRow) {
 				rules[i].rule = &ratelimit.Rule{Domain: ratelimit.OtherName, Path: ratelimit.OtherName, Limit: r.Limit}
 			}
 		}
+		// A row of (other) has the bounds of all its rules, the largest of each.
 		rules[i].declare(r)
 		b := c.Declare(r)
 		rules[i].declared = max(rules[i].declared, b.Over.Tokens)

@@ -179,6 +179,7 @@ func (c Collector) State(n int) State {
 		}
 	}
 	v.Unlimited = c.unlimited()
+	// The sums are over all causes, before the list is cut.
 	for _, u := range v.Unlimited {
 		v.UnlimitedRequests += u.Requests
 		if u.Cause == NoDescriptors {
@@ -200,6 +201,7 @@ func (c Collector) State(n int) State {
 	for i := range rules {
 		v.Rules = append(v.Rules, rules[i].state())
 	}
+	// Rules beyond a bound are never cut before those that hold.
 	slices.SortStableFunc(v.Rules, func(a, b RuleState) int {
 		return cmp.Or(cmp.Compare(b.Beyond, a.Beyond), cmp.Compare(b.Decisions, a.Decisions))
 	})

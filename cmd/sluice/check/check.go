@@ -52,6 +52,7 @@ type Command struct {
 // Version is that of the program, in SARIF.
 type Version string
 
+// Each error has exit code 1. A wrong command line has 2.
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
 	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
@@ -116,6 +117,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		return errCheckFailed
 	case slices.ContainsFunc(r.warnings, func(p *config.Problem) bool { return p.Kind.Fatal() }):
 		return errFatal
+	// Fatal warnings fail in any case, and come before.
 	case c.Strict && len(r.warnings) > 0:
 		return errStrict
 	}
@@ -218,6 +220,7 @@ func (c *Command) checked(path string, o config.Options) (*checked, error) {
 	}
 	r := &checked{path: path, texts: texts}
 	r.rules, r.warnings, r.problems = config.Parse(texts, o)
+	// An empty directory is most often a mistyped path or an empty mount. A server would start, and limit nothing.
 	if len(texts) == 0 {
 		r.warnings = append(r.warnings, &config.Problem{
 			Place: config.Place{File: path}, Kind: config.NoRules,

@@ -57,6 +57,7 @@ func (r *checked) findings() []finding {
 			f := finding{
 				Severity: severity, Kind: p.Kind, File: p.Place.File, Message: p.Message, place: p.Place.String(),
 			}
+			// An excerpt needs a line: the text of the file around it, with a caret.
 			if f.place != f.File { // it has a line
 				f.Line, f.Column = p.Place.Line, p.Place.Column
 				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
@@ -148,6 +149,7 @@ func (c *Command) declared(rule *ratelimit.Rule) declared {
 	d.StoreOps = b.StoreOps.String()
 	d.Outage = b.OnOutage.String()
 	d.Loss = b.OnLoss
+	// The bounds of a hold come in addition to those of its rule.
 	if hold, ok := declare.HoldOf(rule); ok {
 		hold.Over = c.heldOver(rule, &hold)
 		d.Hold = &hold

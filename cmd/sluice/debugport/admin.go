@@ -17,6 +17,7 @@ type Admin struct {
 	Drop  adminDrop  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
 }
 
+// adminFlags are those of both commands. The token is required, because both change something.
 type adminFlags struct {
 	descriptorArgs
 	Debug []string `default:"${debug}" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
@@ -38,6 +39,7 @@ func (c *adminFlags) nodes() ([]string, error) {
 	return append(slices.Clone(c.Debug), v.others()...), nil
 }
 
+// adminReset is the command admin reset.
 type adminReset struct{ adminFlags }
 
 // Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each. The order:
@@ -92,6 +94,7 @@ func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
 	return errors.Join(errs...)
 }
 
+// adminDrop is the command admin drop.
 type adminDrop struct{ adminFlags }
 
 // Run drops the lease on every node named.
@@ -103,6 +106,7 @@ func (c *adminDrop) Run(s cli.Streams) error {
 	return c.drop(s, nodes)
 }
 
+// call sends one command to one node, and prints the node's answer behind its address.
 func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
 	err = (port{address, c.Token}).call(http.MethodPost, path+c.query(), nil, &answer)
 	if err == nil {

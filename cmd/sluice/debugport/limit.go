@@ -51,6 +51,7 @@ func (f *limitFlags) call(method, path string, body, into any, headers ...string
 	return port{f.Debug, f.Token}.call(method, path, body, into, headers...)
 }
 
+// limitSet is the command limit set. Its first argument is the limit, then come the domain and the entries.
 type limitSet struct {
 	Limit string `arg:"" help:"Requests for each unit of the rule: a whole number, 0 to refuse all, or unlimited."`
 	descriptorArgs
@@ -109,6 +110,7 @@ func (v versionFlags) tag() string {
 	return `"` + v.IfVersion + `"`
 }
 
+// limitGet is the command limit get.
 type limitGet struct {
 	descriptorArgs
 	JSON bool `name:"json" help:"Print JSON."`
@@ -124,6 +126,7 @@ func (c *limitGet) Run(s cli.Streams) error {
 	return printOverride(s, &o, c.JSON)
 }
 
+// printOverride prints an override as the node answered it: after a set, that is the record in the store.
 func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	if asJSON {
 		return s.JSON(o)
@@ -140,6 +143,7 @@ reason	{{.Reason}}
 version	{{.Version}}
 `, nil)
 
+// limitRm is the command limit rm.
 type limitRm struct {
 	descriptorArgs
 	IfVersion versionFlags `embed:""`
@@ -182,6 +186,7 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 	}
 }
 
+// limitList is the command limit list. A long list comes in pages, and is printed as one table.
 type limitList struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	Prefix string `placeholder:"TEXT" help:"Beginning of the descriptors to list, such as api_key=al. It needs a domain (default: all descriptors)."`

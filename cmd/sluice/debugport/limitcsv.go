@@ -21,6 +21,7 @@ import (
 // csvColumns are the columns of an export. An import needs the first three, in any order, and ignores set.
 var csvColumns = []string{"domain", "descriptor", "limit", "unit", "expires", "reason", "by", "set"}
 
+// limitExport is the command limit export.
 type limitExport struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	limitFlags
@@ -43,6 +44,7 @@ func (c *limitExport) Run(s cli.Streams) error {
 	return errors.Join(err, out.Error())
 }
 
+// limitImport is the command limit import. Example of a line: edge,api_key=alice,5000,minute,,launch,,
 type limitImport struct {
 	File string `arg:"" help:"A CSV file with a line of column names, or - for standard input. Columns: domain, descriptor and limit, and optional unit, expires, reason and by."`
 	authorFlags

@@ -52,6 +52,7 @@ type look struct {
 func lookAt(debug []string, all bool, before *look) *look {
 	v := &look{at: time.Now()}
 	v.ask(debug)
+	// Nodes of the fleet are asked after the named ones, whose answers have their addresses.
 	if all {
 		v.ask(v.others())
 	}
@@ -248,6 +249,8 @@ func (v *look) since(before *look) *Summary {
 		}
 		for j := range now.Rules {
 			r := &now.Rules[j]
+			// During a change of the mode, nodes count one rule under both modes. They are two rows, because their
+			// bounds differ.
 			name := [3]string{r.Domain, r.Rule, r.Mode}
 			// A rule's first node is copied, and the others are added to the copy.
 			all := rules[name]

@@ -45,6 +45,7 @@ func (c *Top) Run(s cli.Streams) error {
 		if shown == c.Times {
 			stop()
 		}
+		// The rules with most decisions come first, so the others are cut.
 		v.Rules = v.Rules[:min(c.Rules, len(v.Rules))]
 		if c.JSON {
 			return s.JSONLine(v)
@@ -83,6 +84,7 @@ func (v *Summary) write(out io.Writer) error {
 		switch {
 		case v.Nodes[i].Err != nil:
 			continue
+		// A node without its store cannot renew a seat, so it counts as open and not among the seats.
 		case n.Store.BreakerOpen:
 			shown.Open++
 		case n.Seat != nil && *n.Seat >= 0:
