@@ -72,6 +72,7 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	// JSON has the measured values, and the page the rows and the judgement.
 	page := r.Page()
 	if m.JSON {
 		err = s.JSON(r)

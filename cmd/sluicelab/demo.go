@@ -73,6 +73,7 @@ func (c *demoCmd) Run(s cli.Streams) error {
 	if c.Redis != "" {
 		more = append(more, "--redis-url", c.Redis)
 	}
+	// It starts a Redis, unless --redis names one.
 	fleet, err := process.NewFleet(binary, rules, c.Nodes, c.Redis == "", more...)
 	if errors.Is(err, process.ErrNoRedis) {
 		return errors.New("redis-server is not on the PATH: install it (apt-get install redis-server), or set --redis")
@@ -137,6 +138,7 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, fleet *process.Fleet,
 	nodes := func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(fleet.Pool.Next()) }
 	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
+	// Debug ports are printed, and tables ask them. Each turn sends one request to the next node.
 	for _, n := range fleet.Running() {
 		shown.Debug = append(shown.Debug, n.Debug)
 		if _, err := nodes().ShouldRateLimit(ready, caller.Request("edge", "ready", ""), grpc.WaitForReady(true)); err != nil {
@@ -159,7 +161,7 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, fleet *process.Fleet,
 	return g.Wait()
 }
 
-// demoText is what a demo says before it runs.
+// demoText is what a demo says before it runs. Its fields are read by demo.txt.
 type demoText struct {
 	Demo    *demoCmd
 	Store   string   // address
@@ -219,6 +221,7 @@ func (c *demoCmd) demand(ctx context.Context, s cli.Streams, ask asker, llm func
 	count := func(ok bool, err error) {
 		sent.Add(1)
 		switch {
+		// The end of the demo cancels calls under way. They are no failures.
 		case err != nil && ctx.Err() == nil:
 			failed.Add(1)
 			lastErr.Store(&err)

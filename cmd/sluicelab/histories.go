@@ -38,6 +38,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if err := which.Validate(); err != nil {
 		return err
 	}
+	// A trace has one history: with several at a time, their events would mix.
 	if c.Trace {
 		return c.replay(s, which)
 	}

@@ -26,6 +26,7 @@ func llmAsker(node func() rls.RateLimitServiceClient) func(ctx context.Context, 
 	l := &envoy.LLM{Domain: "edge", Timeout: time.Second, Service: node}
 	return func(ctx context.Context, team string) (bool, error) {
 		r := &envoy.Request{Team: team}
+		// A refusal is an answer, and an error is none.
 		switch err := l.Begin(ctx, r); {
 		case errors.Is(err, envoy.ErrOver):
 			return false, l.End(r, nil)

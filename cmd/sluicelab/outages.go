@@ -32,6 +32,7 @@ func (c *outagesCmd) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	// Rows have one mode and policy each.
 	if c.JSON {
 		return s.JSON(rows)
 	}

@@ -242,6 +242,7 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
 	}
+	// Problems quote it, too, so it is removed before they are made.
 	if c.Redact != nil { // it may quote a request
 		v.LastBadRequest = ""
 	}

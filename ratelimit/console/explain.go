@@ -180,6 +180,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if e.Holds != nil {
 		cost = e.Holds.Next
 	}
+	// The description is of this moment: another request may come first.
 	e.Next, e.WholeAgain = c.next(rule, &e, cost)
 	e.Sentence = e.sentence(rule, entries, time.Now())
 	return e
@@ -252,6 +253,7 @@ func (c *console) next(
 		return text, l.Resets
 	case l.Refuses > 0:
 		return over + ": no tokens before the reset", l.Refuses
+	// Either this question to the store failed, or the key's part of the store counts as dead.
 	case e.LedgerError != "" || l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
 			withoutStore(rule, e.Alone, cost, over), e.OnFailure, c.Metrics.Limiter().SyncAge.Round(time.Second)), 0

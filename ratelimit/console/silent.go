@@ -34,6 +34,7 @@ func silent(s *State, recent recentRules) (names []string) {
 		before, cost := r.Decisions-min(r.Decisions, lately.decisions), r.Hits-min(r.Hits, lately.hits)
 		switch {
 		case r.Limit == "unlimited":
+		// A young node may not have met the traffic of the rule yet.
 		case r.Decisions == 0 && old:
 			why = "no request in a day"
 		case r.Shadow && lately.refused >= fewRequests && old:

@@ -98,6 +98,7 @@ func (c Collector) unmapped(all, mapped []*dto.MetricFamily) []*dto.MetricFamily
 	if c.Mapping == nil {
 		return all
 	}
+	// A name that the mapping took must not come twice in one scrape.
 	names := map[string]bool{}
 	for _, f := range mapped {
 		names[f.GetName()] = true

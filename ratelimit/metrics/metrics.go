@@ -132,6 +132,7 @@ func (c Collector) collectConfig(p page) {
 	if least := c.leastDeadline(); least > 0 {
 		p.put("sluice_store_deadline_seconds", least.Seconds())
 	}
+	// There are no rules yet.
 	if s.Fingerprint == "" {
 		return
 	}
@@ -166,6 +167,7 @@ func (c Collector) collectFleet(p page) {
 	}
 	s := c.Ring()
 	p.tagged(&s)
+	// Kinds are names in package routing, so their number is bounded.
 	for kind, n := range s.RejectedBy {
 		p.put("sluice_rejected_total", float64(n), "from", "peer", "kind", kind)
 	}

@@ -35,6 +35,7 @@ func Debug(pages map[string]func(io.Writer), metrics http.Handler, hosts []strin
 			write(w)
 		})
 	}
+	// The pattern is the root alone, so that unknown paths are 404.
 	page("/{$}", func(w io.Writer) {
 		_, _ = io.WriteString(w, "/console: the state of this node, live\n/explain?domain=D&entry=K=V: the decision "+
 			"on a descriptor, with its reason\n/rlconfig: the rules in force\n/stats: counters\n/ring: the owners of "+
@@ -100,6 +101,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 					": use this machine, or kubectl port-forward", http.StatusForbidden)
 				return
 			}
+			// The bound must be below WriteTimeout of the port, or the connection ends before the profile is written.
 			if text := r.FormValue("seconds"); text != "" {
 				seconds, err := strconv.ParseFloat(text, 64)
 				// A NaN is in no range, which a comparison the other way round would let pass.

@@ -316,11 +316,13 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 			return nil
 		})
 	}
+	// The HTTP servers have the first listeners, in the same order.
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
 	run(func(net.Listener) error { return v.calls.serve(failed, v.port.Serve) },
 		v.listeners[len(v.listeners)-1])
+	// It ends with ctx, or with the first port that fails.
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()
@@ -328,6 +330,7 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 
 // The steps: health fails, DRAIN_TIME passes, streams end, and calls under way have the grace time to end.
 func (v *Server) drain(hurry context.Context) {
+	// From here on, serveHealth fails, whatever SetHealthy says.
 	v.drains.Store(true)
 	v.health.Shutdown() // no later SetHealthy changes it, nor drains
 	if hurry.Err() == nil {

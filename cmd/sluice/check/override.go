@@ -28,6 +28,7 @@ func overridden(rules *config.Rules, texts []string) (all []*ratelimit.Rule, err
 // has a = itself: then the ? is part of a value.
 func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	at := strings.LastIndexByte(text, '=')
+	// There is no limit without a =.
 	if at < 0 {
 		return nil, fmt.Errorf("write DESCRIPTOR=LIMIT, such as api_key=alice=1000")
 	}
@@ -70,6 +71,7 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	if why := found.WhyRefusesAll(&o); why != "" {
 		return nil, errors.New(why)
 	}
+	// The copy leaves the rule of the file as it is.
 	rule := *found
 	rule.Limit = found.Limit.Under(&o)
 	rule.Path += " [" + descriptor + "]"

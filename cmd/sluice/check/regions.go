@@ -85,6 +85,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		"for a key and a window: one is under way. Node in a cut: the maximum that a node admits beyond its leases in a window "+
 		"in which the store does not answer; the division is by the nodes of all regions.")
 	section(out, "the distance", notes)
+	// The table is printed first, so that the error has its figures above it.
 	if far {
 		return errTooFar
 	}
