@@ -41,7 +41,8 @@ func Terminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// Columns aligns cells that end with tabs. Flush writes them.
+// Columns aligns cells that end with tabs. Flush writes them. A cell needs its tab also at the end of a row. Otherwise
+// it is not part of a column.
 func Columns(out io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(out, 0, 0, 2, ' ', 0) }
 
 // Text is what a command prints for people: a template, with tabs after the cells of its rows.
@@ -56,7 +57,8 @@ func NewText(text string, more template.FuncMap) Text {
 	}).Funcs(more).Parse(text))}
 }
 
-// Write fills in what is shown, and aligns the cells.
+// Write fills in what is shown, and aligns the cells. An error of the template is one of this program: its fields are
+// those of shown.
 func (t Text) Write(out io.Writer, shown any) error {
 	w := Columns(out)
 	return errors.Join(t.of.Execute(w, shown), w.Flush())
@@ -72,8 +74,11 @@ func (s Streams) JSON(v any) error {
 // JSONLine writes v for programs, as one line.
 func (s Streams) JSONLine(v any) error { return json.NewEncoder(s.Out).Encode(v) }
 
-// Run runs one command line of a program, whose commands are the fields of grammar. It returns the exit code.
+// Run runs one command line of a program, whose commands are the fields of grammar. It returns the exit code. The
+// steps: make a parser, parse, run the chosen command, print an error, and choose the code.
 func Run(name string, grammar any, args []string, s Streams, options ...kong.Option) int {
+	// kong calls Exit for --help and --version, and expects that the process ends. Here it returns, so that tests can
+	// call Run. Then the result of Parse has no meaning.
 	exit := -1
 	parser, err := NewParser(name, grammar, s, append(options, kong.Exit(func(code int) { exit = code }))...)
 	if err != nil {
@@ -93,6 +98,7 @@ func Run(name string, grammar any, args []string, s Streams, options ...kong.Opt
 		return 0
 	}
 	fmt.Fprintf(s.Err, "%s: %v\n", name, err)
+	// A script can tell its own mistake from a failure of the service by the code.
 	if _, ok := errors.AsType[wrong](err); ok {
 		return 2
 	}
@@ -119,7 +125,8 @@ func NewParser(name string, grammar any, s Streams, options ...kong.Option) (*ko
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true, NoExpandSubcommands: true}))...)
 }
 
-// Details are what the help of commands says below their summaries: each stands in the text below "# COMMAND".
+// Details are what the help of commands says below their summaries: each stands in the text below "# COMMAND". A text
+// without a heading, before the first "# ", belongs to no command.
 func Details(text string) kong.Option {
 	return kong.PostBuild(func(k *kong.Kong) error {
 		of := map[string]string{}

@@ -44,7 +44,8 @@ type assembled struct {
 // name is the node's debug port, as others reach it.
 func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 
-// registers adds the changing part of the registration, for people.
+// registers adds the changing part of the registration, for people. It runs before each registration, which other
+// nodes' consoles show.
 func (p *assembled) registers(s *console.Node) {
 	recent, wrong := p.people.History.Recent()
 	s.Rules = p.store.Status().Fingerprint
@@ -53,17 +54,23 @@ func (p *assembled) registers(s *console.Node) {
 	s.Region = p.shown.Region
 }
 
-// assemble makes the parts, and opens the ports last. Nothing runs yet.
+// assemble makes the parts, and opens the ports last. Nothing runs yet. The order is that of needs: rules and their
+// limiter, then the services over both (RLS and RLQS), then the views of them (metrics, console), then ports. An error
+// on the way ends the process, so nothing is closed here.
 func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	coordination, err := c.Coordination.Default()
 	if err != nil {
 		return nil, err
 	}
+	// The name of the histogram says seconds in both cases, because older dashboards of envoyproxy/ratelimit expect it
+	// with milliseconds.
 	unit := time.Second
 	if c.LatencyMillis {
 		unit = time.Millisecond
 	}
+	// One clock is read by all parts. It never goes back, and instants of different clocks must not be compared.
 	p := &assembled{clock: ratelimit.MonotonicClock(), latency: metrics.NewLatency(unit), log: log}
+	// The desk comes before the rules: whether rules may hold with an id is an input of their compilation.
 	desk, noHolds, err := c.desk()
 	if err != nil {
 		return nil, err
@@ -76,10 +83,13 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A nil redactor shows all values.
 	var redact *console.Redactor
 	if c.redacts() {
 		redact = console.NewRedactor()
 	}
+	// A nil ring leaves out the metrics of a ring. Hot keys have descriptor values in their names, so they are hidden
+	// here, before metrics and /ring read them.
 	var ring func() ratelimit.RoutingStats
 	if p.ring != nil {
 		ring = func() ratelimit.RoutingStats {
@@ -88,6 +98,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 			return s
 		}
 	}
+	// gRPC and HTTP have budgets of their own. RLS reads bodies of /json under that of HTTP.
 	budgets := c.caps.Budgets()
 	var gate *shed.Gate // nil: all calls are begun
 	if c.MaxWait > 0 {
@@ -102,6 +113,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 		Safety: p.safety, StoreNow: p.now, Gate: gate, LocalCache: options.LocalCache, Pool: p.pool, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
+	// Without TLS there are no certificates to count, and statsd gets no names for them.
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)
 	}
@@ -109,6 +121,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The decider has checked PEER_ADDR, and brought it into the form that peers use.
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
 		Metrics: p.shown, Inspector: p.NodeLimiter, Overrides: p.overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Remove: p.who.remove, Name: p.name, Log: log,
@@ -118,7 +131,8 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	return p, err
 }
 
-// open opens the ports of the parts.
+// open opens the ports of the parts. The debug port has the console and /metrics. The public HTTP port has /json alone,
+// and the metrics port (PROMETHEUS_ADDR) has metrics alone.
 func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets settings.Budgets, gate *shed.Gate) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
@@ -136,6 +150,7 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	})
 	public := http.NewServeMux()
 	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
+	// Handlers are made first, because server.New opens the ports at once.
 	options := c.serverOptions(budgets)
 	options.Spans, options.Streams = p.spans.calls(), streams
 	if gate != nil {
@@ -150,7 +165,9 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	return server.New(svc, public, debug, only, options, p.log)
 }
 
-// desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.
+// desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may. A hold is a
+// signed text in the hands of the caller, which any node of the fleet may settle. So all nodes must verify it by the
+// same keys: those of HOLD_KEYS, or a key from PEER_SECRET. A node without a fleet takes a random key.
 func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	d = new(holds.Desk)
 	switch name, file := c.Holds.file(); {

@@ -21,7 +21,9 @@ type auditCmd struct {
 	JSON   bool     `name:"json" help:"Print the windows as JSON lines."`
 }
 
-// Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound.
+// Run prints what each window admitted and refused, and fails if that exceeds the rule's declared bound. The files of
+// all nodes are read as one record, because a window's usage is the sum over nodes. Lines that a full disk or a crash
+// has cut off are reported, and the rest counts.
 func (c *auditCmd) Run(s cli.Streams) error {
 	var all []audit.Event
 	for _, name := range c.Files {
@@ -35,6 +37,7 @@ func (c *auditCmd) Run(s cli.Streams) error {
 		all = append(all, events...)
 	}
 	events := len(all)
+	// An empty filter is part of every name, so it leaves nothing out.
 	all = slices.DeleteFunc(all, func(e audit.Event) bool {
 		return !strings.Contains(e.Rule, c.Rule) || !strings.Contains(e.Key, c.Key)
 	})
@@ -46,6 +49,7 @@ func (c *auditCmd) Run(s cli.Streams) error {
 		}
 	}
 	windows := audit.Replay(all)
+	// Without any window there is nothing that could have held: a check that passes would mislead.
 	if len(windows) == 0 {
 		return fmt.Errorf("the record is empty, or --rule %q and --key %q leave out its %d events: check them, and that a rule has "+
 			"coordination: {audit: true}", c.Rule, c.Key, events)

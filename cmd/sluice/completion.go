@@ -11,6 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
+// completionCmd prints a script for a shell to read at its start. The script calls the hidden command completion-words
+// at each tab, so it stays right when the program is replaced.
 type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: bash, zsh or fish."`
 }
@@ -53,6 +55,8 @@ type completionWordsCmd struct {
 
 // Run prints the words that may follow.
 func (c *completionWordsCmd) Run(s cli.Streams, ctx *kong.Context) error {
+	// It follows the words from the root: a word that names a command goes down to it, and all others, such as flags,
+	// are passed over. Flags of the commands on the way apply below, too.
 	at, flags := ctx.Model.Node, ctx.Model.Flags
 	for _, word := range c.Words {
 		if i := slices.IndexFunc(at.Children, func(n *kong.Node) bool { return n.Name == word }); i >= 0 {
@@ -82,7 +86,8 @@ func (c *completionWordsCmd) Run(s cli.Streams, ctx *kong.Context) error {
 	return err
 }
 
-// summaryOf is the first sentence of a help, where a list has a line for each word.
+// summaryOf is the first sentence of a help, where a list has a line for each word. A shell shows one line for each
+// word.
 func summaryOf(help string) string {
 	sentence, _, _ := strings.Cut(help, ". ")
 	first, _, _ := strings.Cut(sentence, "; ")

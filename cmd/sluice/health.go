@@ -9,9 +9,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// healthy reports whether the node can answer.
+// healthy reports whether the node can answer. It takes three things: the store has answered or its grace time is over
+// (ready), there are rules, and the ring is ready. It is a condition of the start. Later, only two settings make health
+// follow it.
 func (c *serveCmd) healthy(p *assembled) bool {
 	rules := p.store.Rules()
+	// Without rules a call fails with an error, unless FORCE_START_WITHOUT_INITIAL_CONFIG accepts that.
 	loaded := rules.Domains() > 0 || !c.HealthyWithOne && (rules != nil || c.ForceStart)
 	return p.ready() && loaded && (p.ring == nil || p.ring.Ready())
 }
@@ -20,7 +23,9 @@ func (c *serveCmd) healthy(p *assembled) bool {
 // on_store_failure decides.
 const startGrace = 5 * time.Second
 
-// keepHealthy makes the server healthy once it is ready, and opens the gRPC port then, or after startGrace.
+// keepHealthy makes the server healthy once it is ready, and opens the gRPC port then, or after startGrace. It looks
+// each 20 milliseconds, because a rolling restart waits for it. Once healthy it stays so, and the loop ends. An outage
+// of the store must not take all nodes from their load balancer at once.
 func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool, open func()) {
 	ctx, ready := context.WithCancel(ctx)
 	defer ready()
@@ -37,7 +42,8 @@ func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool, ope
 	upkeep.Every(ctx, 20*time.Millisecond, look)
 }
 
-// watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION.
+// watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION. Without this setting an outage leaves
+// the node healthy, and on_store_failure decides.
 func watchStore(ctx context.Context, v *server.Server, healthy func() bool, ping func(context.Context) error, log *slog.Logger) {
 	up := true
 	upkeep.Every(ctx, 250*time.Millisecond, func() {

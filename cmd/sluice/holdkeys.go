@@ -26,6 +26,7 @@ var errNoHoldKeys = errors.New("nodes that share a store need the same keys of h
 // file is the file that has the keys, if one has.
 func (f *holdFlags) file() (name string, ok bool) { return strings.CutPrefix(f.Keys, "@") }
 
+// readKeys reads a file and puts its keys in force. The desk keeps its keys if the new ones are bad.
 func readKeys(name string, d *holds.Desk) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -37,8 +38,8 @@ func readKeys(name string, d *holds.Desk) error {
 	return nil
 }
 
-// follow reads the file again whenever it changes, until ctx is done. A bad file is logged, and the previous
-// keys stay.
+// follow reads the file again whenever it changes, until ctx is done. A bad file is logged, and the previous keys stay.
+// Get returns the time of the last good reading: if it is now, the file was read just now.
 func (f *holdFlags) follow(ctx context.Context, log *slog.Logger) {
 	if f.read == nil {
 		return

@@ -19,6 +19,8 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
+// The limiters lie above each other. From below: the store's or this process's (ledger), the ring, the choice by mode
+// (newByMode), the audit, and overrides. A request passes them from above.
 // decider is a limiter and what belongs to it.
 type decider struct {
 	ratelimit.NodeLimiter
@@ -30,7 +32,8 @@ type decider struct {
 	run  func(context.Context) error
 	who  *registry // who shares the store; nil: there is none
 	ping func(context.Context) error
-	// ready reports whether the first request would be answered by the store.
+	// ready reports whether the first request would be answered by the store. Until then the node is not healthy. Its
+	// gRPC port stays closed, too, at most for startGrace.
 	ready func() bool
 	// safety is how the store keeps its data; nil: there is none.
 	safety func() metrics.StoreSafety
@@ -43,7 +46,9 @@ type decider struct {
 }
 
 // decider makes what decides, from below: the ledger (STORE_URL, REDIS_URL; this process's memory where neither is
-// set), the ring over it (PEERS), and the modes of rules over both.
+// set), the ring over it (PEERS), and the modes of rules over both. The order has reasons. The ring decides its own
+// keys by the limiter below it. The audit is above both, so that it records each decision once. Overrides come last of
+// all, so that everything below sees rules with the limits in force.
 func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (d *decider, err error) {
 	d, err = c.ledger(clock, rules, log)
 	if err != nil {
@@ -56,6 +61,8 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 			return nil, err
 		}
 	}
+	// The ring got a limiter without a ring above: a request that another node forwards must be decided here, and not
+	// be forwarded again.
 	d.NodeLimiter = newByMode(d.NodeLimiter, d.ring, d.slots)
 	here := wallTimes(clock)
 	d.audit(here)
@@ -63,7 +70,8 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	return d, nil
 }
 
-// ledger leases from the store that the settings name, or counts in this process.
+// ledger leases from the store that the settings name, or counts in this process. In this process's memory there is
+// nothing to run, to ping or to wait for, so its functions do nothing.
 func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
 	if !c.Store.Shared() {
 		return &decider{
@@ -78,21 +86,26 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	}
 	d := new(decider)
 	if c.Store.OnRedis() {
+		// The pool is made before the store, which counts its connections from the first one on.
 		d.pool = new(metrics.Pool)
 	}
 	opened, err := store.Open(store.Options{Flags: c.Store, Log: log, Pool: d.pool})
 	if err != nil {
 		return nil, err
 	}
+	// Without AUDIT_FILE, events is nil, and audited rules are decided without a record.
 	events, err := audit.OpenRecord(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
+	// The registry needs the holder, which shared makes, and shared needs the registry's counts. So the counts are set
+	// afterwards, before anything runs.
 	s := c.shared(opened, plans(rules), clock, log)
 	d.who = newRegistry(opened, s.holder)
 	s.Nodes = func() int { return d.who.count() }
 	s.Peers = func() int { return d.who.peers(time.Now()) }
 	s.slots.Nodes = d.who.count
+	// The record needs the ledger's answers as well: they say which total the store has after a claim.
 	if events != nil {
 		s.OnAudit = events.Answer
 	}
@@ -108,8 +121,8 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	return d, nil
 }
 
-// plans returns the drift plan of the rules as they are now. It is made once for
-// each version of them.
+// plans returns the drift plan of the rules as they are now. It is made once for each version of them. The keeper calls
+// the function again and again.
 func plans(store *config.Store) func() approx.Plan {
 	type made struct {
 		of   *config.Rules
@@ -127,9 +140,11 @@ func plans(store *config.Store) func() approx.Plan {
 	}
 }
 
-// seatNote is what /healthcheck says of a node that may not drift.
+// seatNote is what /healthcheck says of a node that may not drift. It is a remark only: without a seat, the node
+// decides as in mode leasing, so it stays healthy.
 func seatNote(seat func() (int, bool)) func() string {
 	return func() string {
+		// A node without a store has no seats, and nothing to remark.
 		if seat == nil {
 			return ""
 		}
@@ -140,7 +155,8 @@ func seatNote(seat func() (int, bool)) func() string {
 	}
 }
 
-// audit has the decisions of the limiter recorded, if there is a record.
+// audit has the decisions of the limiter recorded, if there is a record. The record is written before an answer is
+// given, by the decisions' limiter. Its loop runs as long as the limiter does.
 func (d *decider) audit(here wallTime) {
 	if d.record == nil {
 		return
@@ -153,15 +169,19 @@ func (d *decider) audit(here wallTime) {
 // wallTime is this node's time at an instant, without corrections since its start.
 type wallTime = func(ratelimit.Instant) ratelimit.LedgerTime
 
+// wallTimes pairs both clocks once. A correction of the wall clock must not move times of the audit or of overrides
+// back.
 func wallTimes(clock ratelimit.Clock) wallTime {
 	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
 	return func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }
 }
 
-// beside also does something for as long as the limiter runs.
+// beside also does something for as long as the limiter runs. It ends after the limiter: run has returned all tokens by
+// then. An error of run is passed on.
 func (d *decider) beside(also func(context.Context)) {
 	run := d.run
 	d.run = func(ctx context.Context) error {
+		// If run fails, also has to end as well, and not only with ctx.
 		ctx, cancel := context.WithCancel(ctx)
 		var all sync.WaitGroup
 		all.Go(func() { also(ctx) })

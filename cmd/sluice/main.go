@@ -22,7 +22,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// commands are the command line.
+// commands are the command line. Each field is a command, with its help in the tag. Longer texts are in help.txt, by
+// the name of the command.
 type commands struct {
 	Serve      serveCmd           `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Settings   settingsCmd        `cmd:"" help:"Print the settings in force, and the source of each value."`
@@ -49,7 +50,8 @@ func arguments(args []string) []string {
 	return args[1:]
 }
 
-// runProgram runs one command line and returns its exit code.
+// runProgram runs one command line and returns its exit code. Tests call it in place of main, with streams of their
+// own.
 func runProgram(args []string, s cli.Streams) int {
 	return cli.Run("sluice", new(commands), args, s, programOptions()...)
 }
@@ -57,7 +59,8 @@ func runProgram(args []string, s cli.Streams) int {
 //go:embed help.txt
 var helpText string
 
-// programOptions are what command lines refer to.
+// programOptions are what command lines refer to. The values of a settings file are bound twice: commands get them as
+// an argument, and kong asks them for values as a resolver.
 func programOptions() []kong.Option {
 	file := new(settings.Values)
 	return []kong.Option{

@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// byMode has each ask decided by the limiter of its mode: the ledger's, or the ring's for a mode whose keys have owners.
-// The ledger's limiter leases from the store, or counts in this process's memory where there is none. It reads in the
-// rule by which share it may drift. With a store, slots decides concurrency limits. A mode with a limiter of its own
-// also changes the methods here.
+// byMode has each ask decided by the limiter of its mode: the ledger's, or the ring's for a mode whose keys have
+// owners. The ledger's limiter leases from the store, or counts in this process's memory where there is none. It reads
+// in the rule by which share it may drift. With a store, slots decides concurrency limits. A mode with a limiter of its
+// own also changes the methods here.
 type byMode struct {
 	split
 	ratelimit.Inspector // of the base
@@ -22,6 +22,7 @@ type byMode struct {
 	slots               *slots.Limiter  // nil: there is no store
 }
 
+// Without a ring and slots it returns the store's limiter itself, so that the most frequent setup pays for no choice.
 func newByMode(
 	ledger ratelimit.NodeLimiter, ring *routing.Router, slots *slots.Limiter,
 ) ratelimit.NodeLimiter {
@@ -33,7 +34,7 @@ func newByMode(
 	return m
 }
 
-// limiter decides an ask.
+// limiter decides an ask. A slot comes first: concurrency limits are decided at the store in every mode.
 func (m *byMode) limiter(a *ratelimit.Ask) ratelimit.Limiter {
 	switch {
 	case m.slots != nil && a.OfSlot():
@@ -44,7 +45,8 @@ func (m *byMode) limiter(a *ratelimit.Ask) ratelimit.Limiter {
 	return m.base
 }
 
-// Alone has the node's own budgets for outages, below a ring with a store.
+// Alone has the node's own budgets for outages, below a ring with a store. It is called only with a store, and then
+// slots is not nil.
 func (m *byMode) Alone() *local.Limiter { return m.slots.Alone }
 
 // Stats adds the decisions for which an owner did not answer, and the work of concurrency limits.
@@ -71,7 +73,8 @@ func (m *byMode) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 	return v
 }
 
-// Reset implements [ratelimit.Inspector].
+// Reset implements [ratelimit.Inspector]. With a store, any node can reset a key of the ring there, and the command has
+// all others drop their leases. Without a store, only the key's owner has its account.
 func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Reset(ctx, now, a)

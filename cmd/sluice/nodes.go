@@ -18,9 +18,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// registry is who else there is, for people: nodes that share a store say so
-// there, every two seconds, or less often in a large fleet. No decision depends
-// on it.
+// registry is the list of nodes that share a store. Each registers there every two seconds, or less often in a large
+// fleet.
+//
+// The list is for people. Its counts are estimates that decisions use: the number of nodes divides limits in an outage,
+// and peers divides them after a loss of data.
+//
+// One goroutine (run) replaces nodes as a whole, and all others read it.
 type registry struct {
 	store  store.Store
 	name   string // of this node, which no other has
@@ -29,6 +33,8 @@ type registry struct {
 }
 
 // registered is who was there when the store was last asked.
+//
+// A value is never changed after it was stored.
 type registered struct {
 	nodes []console.Node // at most mostNodes, also silent ones
 	n     int            // that registered in the last minute
@@ -52,23 +58,27 @@ const (
 	partRest   = 3 * registerSeldom
 )
 
-// registration is the text of a node about itself, as JSON: what consoles show, and what they do not.
+// registration is the text of a node about itself, as JSON: what consoles show, and what they do not. Example:
+// {"debug":"sluice-0:6070","version":"v1.2.3",...,"holder":1234,"every":2000000000}.
 type registration struct {
 	console.Node
 	Holder ratelimit.Holder `json:"holder"`
 	Every  time.Duration    `json:"every"` // it says so again after that
 }
 
+// The name in the store is that of the holder, so a restarted process has another one.
 func newRegistry(s store.Store, holder ratelimit.Holder) *registry {
 	return &registry{store: s, name: account.HolderName(holder), holder: holder}
 }
 
-// run says that this node is there until ctx is done, and then that it is gone.
-// A nil registry says nothing. now adds what changes: rules and rates.
+// run says that this node is there until ctx is done, and then that it is gone. A nil registry says nothing. now adds
+// what changes: rules and rates. It blocks. The first two registrations are a second apart, because the first may come
+// before other nodes have registered.
 func (r *registry) run(ctx context.Context, name string, now func(*console.Node)) {
 	if r == nil {
 		return
 	}
+	// A debug port is reached by its host and port, and consoles show the host alone.
 	host, _, _ := net.SplitHostPort(name)
 	me := registration{Holder: r.holder, Node: console.Node{Host: host, Debug: name, Version: version(), Started: time.Now().UTC().Truncate(time.Second)}}
 	pause := time.Second // nodes that start together find each other
@@ -83,10 +93,12 @@ func (r *registry) run(ctx context.Context, name string, now func(*console.Node)
 			pause = r.pause()
 		}
 	}
+	// ctx is done, so the farewell has a context of its own. It is bounded by a second.
 	r.register(context.Background(), name, "")
 }
 
-// pause is how long a node waits until it says again that it is there.
+// pause is how long a node waits until it says again that it is there. From 20 nodes on the pause grows, up to 10
+// seconds at 100 nodes, so that the work of the store grows no faster than the fleet until then.
 func (r *registry) pause() time.Duration {
 	n := 1
 	if h := r.nodes.Load(); h != nil {
@@ -103,6 +115,7 @@ func silentAfter(every time.Duration) time.Duration { return 2*every + time.Seco
 // name.
 func debugName(v *server.Server, peerAddr string) string {
 	host, _ := os.Hostname()
+	// PEER_ADDR is an address that others reach. A host's own name may be unknown to them.
 	if h, _, err := net.SplitHostPort(peerAddr); err == nil {
 		host = h
 	}
@@ -117,8 +130,9 @@ func (r *registry) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// register blocks for a second at most. Where the store does not answer, who was there
-// last is kept. "" says that this node is gone. me is the name of its debug port.
+// register blocks for a second at most. Where the store does not answer, who was there last is kept. "" says that this
+// node is gone. me is the name of its debug port. Its steps: write and read in one call, count who registered in the
+// last minute, drop silent entries of this port's earlier processes, and store the result.
 func (r *registry) register(ctx context.Context, me, text string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -129,6 +143,7 @@ func (r *registry) register(ctx context.Context, me, text string) {
 	var nodes []console.Node
 	count := 0
 	for _, x := range all {
+		// A text of another form may be of another release. It is left out, and stays in the store.
 		n, ok := readNode(x)
 		if !ok {
 			continue
@@ -144,11 +159,13 @@ func (r *registry) register(ctx context.Context, me, text string) {
 			nodes = append(nodes, n)
 		}
 	}
+	// By address, so that rows of the console stay in their places.
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
 	r.nodes.Store(r.nodes.Load().next(nodes, count, time.Now(), r.pause()))
 }
 
-// next is what is known after another answer. r is nil before the first.
+// next is what is known after another answer. r is nil before the first. The highest count is kept for two stretches of
+// partRest. A count from the beginning of a stretch so lasts for one to two of them.
 func (r *registered) next(nodes []console.Node, n int, now time.Time, every time.Duration) *registered {
 	is := &registered{nodes: nodes, n: n, at: now, every: every, first: now, since: now}
 	if r != nil {
@@ -156,6 +173,7 @@ func (r *registered) next(nodes []console.Node, n int, now time.Time, every time
 		is.since = r.since
 		is.most = r.most
 	}
+	// A new stretch begins: the highest count of the last one moves to the second place.
 	if now.Sub(is.since) >= partRest {
 		is.since, is.most = now, [2]int{0, is.most[0]}
 	}
@@ -187,7 +205,9 @@ func (r *registry) count() int {
 }
 
 // peers is the number of nodes that may each admit a part of a limit while the store may lack data; 0: this one admits
-// none. It is the highest count of a while, because the store may have lost registrations, too.
+// none. It is the highest count of a while, because the store may have lost registrations, too. A count that is too low
+// would let the nodes together admit more than a limit. So a node without a fresh count, or one that the others may not
+// have counted yet, admits nothing.
 func (r *registry) peers(now time.Time) int {
 	h := r.nodes.Load()
 	if h == nil || now.Sub(h.at) > countFresh || now.Sub(h.first) < partRest {
@@ -196,14 +216,16 @@ func (r *registry) peers(now time.Time) int {
 	return max(1, h.most[0], h.most[1])
 }
 
-// all are the nodes that registered in the last day, and those among them that have missed their turn.
-// While the store does not answer, both are unknown.
+// all are the nodes that registered in the last day, and those among them that have missed their turn. While the store
+// does not answer, both are unknown. A node that cannot reach the store must not call others silent: their reports may
+// be there, unread.
 func (r *registry) all() console.Fleet {
 	if r == nil || r.nodes.Load() == nil {
 		return console.Fleet{}
 	}
 	h := r.nodes.Load()
 	f := console.Fleet{Nodes: slices.Clone(h.nodes), Age: time.Since(h.at)}
+	// This node's own registration is overdue, so it cannot tell who else is silent.
 	f.Old = f.Age > silentAfter(h.every)
 	for i := range f.Nodes {
 		n := &f.Nodes[i]

@@ -12,16 +12,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers.
+// override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers. Times of
+// overrides are by the store's clock where there is a store, so that one ends at all nodes at once. Otherwise they are
+// by this node's clock.
 func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, clock ratelimit.Clock, log *slog.Logger) {
 	start, at := clock(), here
 	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
 	if d.shared == nil {
+		// Without a store, no Node drops ended records, so the table does so by itself.
 		d.beside(func(ctx context.Context) {
+			// Without a store, no Node drops ended records, so the table does so by itself.
 			upkeep.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
 		})
 	} else {
 		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))
+		// The store's time is this node's time plus the difference at the last read.
 		at = func(now ratelimit.Instant) ratelimit.LedgerTime { return node.Time(here(now)) }
 		d.overrides.Keeper = node
 		d.follow(node, func() bool { return clock().Sub(start) > storeSettles }, log)
@@ -29,6 +34,8 @@ func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, c
 	d.overrides.Now = func() ratelimit.LedgerTime { return at(clock()) }
 	d.NodeLimiter = overrides.NewLimiter(d.NodeLimiter, t, at)
 	d.beside(func(ctx context.Context) {
+		// New rules may drop the rule that a ban was for: then the key is free again, without a word of the operator.
+		// It is logged once for each set of rules.
 		last := rules.Rules()
 		upkeep.Every(ctx, time.Second, func() {
 			if is := rules.Rules(); is != last {
@@ -46,7 +53,9 @@ func warnOfLifted(rules *config.Rules, book *overrides.Book, log *slog.Logger) {
 	}
 }
 
-// follow keeps a node's table in step with the store. The first request waits for it, but not for long.
+// follow keeps a node's table in step with the store. The first request waits for it, but not for long. A node that
+// serves before it has the table would admit keys that are banned. Without an answer for storeSettles it serves all the
+// same.
 func (d *decider) follow(node *table.Node, late func() bool, log *slog.Logger) {
 	ready := d.ready
 	d.ready = func() bool { return ready() && (node.Ready() || late()) }

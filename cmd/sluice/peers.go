@@ -33,14 +33,17 @@ type peerFlags struct {
 	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"File with the authority of peers' certificates."`
 }
 
-// options checks the settings and makes them a router's.
+// options checks the settings and makes them a router's. Peers change accounts of each other. So it refuses to start
+// without a secret or certificates.
 func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
+	// 0.0.0.0 is refused: other nodes would use it as the name of this node, and dial themselves.
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || net.ParseIP(host).IsUnspecified() || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	f.Addr = net.JoinHostPort(host, port) // an IPv4 address has no brackets in the names that others find
+	// The function runs only for gossip, which uses the next port.
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
 		bound, _, _ := net.SplitHostPort(f.listens())
 		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)
@@ -50,6 +53,7 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	}
 	o.Addr, o.Secret = f.Addr, f.Secret
 	o.Region = f.Region
+	// Either a secret or certificates authenticate peers, or both.
 	switch none := f.TLSCert+f.TLSKey+f.TLSCA == ""; {
 	case none && f.Secret == "":
 		return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")
@@ -70,7 +74,8 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	return o, serverTLS, o.Validate()
 }
 
-// peerTLS dials by the files as they are then.
+// peerTLS dials by the files as they are then. A dial reads the files again, so that a renewed certificate needs no
+// restart.
 type peerTLS struct {
 	credentials.TransportCredentials // for all else
 	files                            *upkeep.FileValue[*tls.Config]
@@ -84,7 +89,9 @@ func (d peerTLS) ClientHandshake(ctx context.Context, authority string, conn net
 // Clone implements [credentials.TransportCredentials].
 func (d peerTLS) Clone() credentials.TransportCredentials { return d }
 
-// listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.
+// listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine. It
+// tries by opening a port of that address for a moment: an address of another machine fails. An address family must be
+// kept, because a node of IPv6 alone has no 0.0.0.0.
 func (f *peerFlags) listens() string {
 	host, port, _ := net.SplitHostPort(f.Addr) // options has checked it
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(host, "0"))
@@ -101,7 +108,8 @@ func (f *peerFlags) listens() string {
 	return f.Addr
 }
 
-// route puts a node into the ring that PEERS names. run replaces the base's.
+// route puts a node into the ring that PEERS names. run replaces the base's. It opens the port of peers, but serves it
+// only in run. So a port in use is an error at the start.
 func (f *peerFlags) route(bounds *settings.Caps, base ratelimit.NodeLimiter, shared *table.Table, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options(log)
 	if err != nil {
@@ -121,6 +129,7 @@ func (f *peerFlags) route(bounds *settings.Caps, base ratelimit.NodeLimiter, sha
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = server.Serve(bounded) })
 		wg.Go(func() { r.Run(ctx) })
+		// Below may be a store: the ring serves until it has returned its tokens. If it failed, the ring ends with it.
 		err := baseRun(ctx)
 		if err != nil {
 			cancel()
@@ -137,8 +146,8 @@ func (f *peerFlags) route(bounds *settings.Caps, base ratelimit.NodeLimiter, sha
 	return r, run, nil
 }
 
-// peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics
-// count all.
+// peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics count
+// all. A canceled call is no failure: its request, or this node, has ended.
 func peerLog(log *slog.Logger) func(addr string, err error) {
 	complain := upkeep.Seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
 	stranger := upkeep.Seldom(5*time.Second, func(err error) {

@@ -16,7 +16,9 @@ import (
 // defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
 const defaultRuntimeRoot = "/srv/runtime_data/current"
 
-// source is where rules come from. It does not connect to anything yet.
+// source is where rules come from. It does not connect to anything yet. The order is that of envoyproxy/ratelimit:
+// --config is Sluice's own, then RUNTIME_ROOT, then the place of its image. Without all of them, a built-in example is
+// served.
 func (s *flags) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
 		return s.XDS.client(s.caps.Rules, log)
@@ -42,8 +44,9 @@ func (s *flags) source(log *slog.Logger) (config.Source, error) {
 	return tree, nil
 }
 
-// rules finds where rules come from, and reads the first.
-// noHolds is why rules may have no holds with an id; nil: they may.
+// rules finds where rules come from, and reads the first. noHolds is why rules may have no holds with an id; nil: they
+// may. The first rules may come from three places: the source, the copy of the last good ones, and none at all. With
+// none, it fails unless FORCE_START_WITHOUT_INITIAL_CONFIG is set, or a management server will push them.
 func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log *slog.Logger) (source config.Source, store *config.Store, err error) {
 	source, err = c.source(log)
 	if err != nil {
@@ -53,11 +56,13 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.Rules,
 		NoHolds: noHolds, InForce: func(rules *config.Rules) { c.warn(rules, log) },
 	}, log)
+	// The copy must not be in the directory of rules: it would be read as a file of them.
 	if c.LastGood != "" {
 		if err := store.KeepLastGood(c.LastGood); err != nil {
 			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
 		}
 	}
+	// With a management server, the first load finds nothing yet, which is no fault of the rules.
 	err = store.Load()
 	if err != nil && c.LastGood != "" {
 		err = store.LoadLastGood(err)
@@ -73,7 +78,8 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 
 var errFirstRules = errors.New("the first rules (--config, or RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY) are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set")
 
-// warn names the first rule that has something without an effect at this node.
+// warn names the first rule that has something without an effect at this node. It runs for each set of rules that comes
+// into force. A warning names one rule only, because a file may have thousands.
 func (c *serveCmd) warn(rules *config.Rules, log *slog.Logger) {
 	for what, has := range map[string]func(*ratelimit.Coordination) bool{
 		"PEERS is not set: rules of a mode with owners run as leasing":   func(x *ratelimit.Coordination) bool { return c.Ring.Peers == "" && x.Mode.Spec().Owned },

@@ -27,9 +27,9 @@ type tlsFlags struct {
 	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"Required name, address or URI in a client certificate."`
 }
 
-// credentials reads the files; nil where TLS is off. Connections check them again, at most once a second:
-// good files are used, and bad ones are logged, and the old stay in use. Open connections continue.
-// Each reading counts.
+// credentials reads the files; nil where TLS is off. Connections check them again, at most once a second: good files
+// are used, and bad ones are logged, and the old stay in use. Open connections continue. Each reading counts. Checks of
+// clients without TLS are refused: an operator who sets them expects that strangers are refused.
 func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credentials.TransportCredentials, error) {
 	switch {
 	case !f.Use && (f.ClientCA != "" || f.ClientSAN != ""):
@@ -58,13 +58,16 @@ func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credenti
 	return credentials.NewTLS(serverConfig(tls.VersionTLS12, files)), nil
 }
 
-// serverConfig has each connection use the files as they are then.
+// serverConfig has each connection use the files as they are then. Each handshake reads the configuration anew, so a
+// renewed certificate serves the next connection.
 func serverConfig(least uint16, files *upkeep.FileValue[*tls.Config]) *tls.Config {
 	return &tls.Config{MinVersion: least, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return files.Get(time.Now()), nil
 	}}
 }
 
+// read makes a configuration of the files. A client's name is checked after its chain, when PeerCertificates is not
+// empty.
 func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 	own := settings.Certificate{Cert: f.Cert, Key: f.Key, Setting: "GRPC_SERVER_TLS_"}
 	c, err := eitherSide(own, now, tls.VersionTLS12, f.ClientCA, "GRPC_CLIENT_TLS_CACERT")
@@ -77,7 +80,8 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 }
 
 // eitherSide is for servers and clients. The file ca has the authorities of the other side's certificates; "" on a
-// server: clients show none.
+// server: clients show none. One value serves both sides, because a node is a server for some peers and a client of
+// others: RootCAs is read by clients, ClientCAs by servers.
 func eitherSide(own settings.Certificate, now time.Time, least uint16, ca, caSetting string) (*tls.Config, error) {
 	pair, err := own.Read(now)
 	if err != nil {
@@ -91,6 +95,7 @@ func eitherSide(own settings.Certificate, now time.Time, least uint16, ca, caSet
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", caSetting, err)
 	}
+	// A file of authorities means that the other side must show a certificate.
 	c.RootCAs, c.ClientAuth = c.ClientCAs, tls.RequireAndVerifyClientCert
 	return c, nil
 }
@@ -107,7 +112,8 @@ func alternativeNames(c *x509.Certificate) []string {
 	return names
 }
 
-// hasName reports whether a certificate is for a name.
+// hasName reports whether a certificate is for a name. VerifyHostname reads only DNS names and addresses. URIs, as
+// SPIFFE has them, and mail addresses are compared as they are.
 func hasName(c *x509.Certificate, want, whose, setting string) error {
 	if names := alternativeNames(c); c.VerifyHostname(want) != nil && !slices.Contains(names, want) {
 		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)

@@ -20,8 +20,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// flags are the server's, from flags and environment. Names, defaults and
-// meaning are envoyproxy/ratelimit's where it has them.
+// flags are the server's, from flags and environment. Names, defaults and meaning are envoyproxy/ratelimit's where it
+// has them. A tag has all of a setting. group is its section in files and in the help, and env its name in the
+// environment and, in lower case, in files. The page docs/reference/settings.md is made of the tags.
 type flags struct {
 	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}."`
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"File of rules, or directory with subdirectories. It overrides RUNTIME_ROOT. Default without both: a built-in example."`
@@ -101,7 +102,8 @@ type headerFlags struct {
 	Reset     string `env:"RESET_HEADER" name:"reset-header" default:"RateLimit-Reset" help:"Header for the seconds until the limit resets."`
 }
 
-// names are those of headers that are on.
+// names are those of headers that are on. Without on it returns no names, and rls writes no headers. The conversion
+// holds as long as both types have the same fields.
 func (f *headerFlags) names(on bool) (all rls.HeaderNames, err error) {
 	if !on {
 		return all, nil
@@ -114,7 +116,8 @@ func (f *headerFlags) names(on bool) (all rls.HeaderNames, err error) {
 	return rls.HeaderNames(*f), err
 }
 
-// validate reports settings outside their bounds, with name and value.
+// validate reports settings outside their bounds, with name and value. It collects all faults, so that one start shows
+// them all. It opens nothing: sluice settings calls it, too.
 func (s *flags) validate() error {
 	var errs []error
 	must := func(ok bool, format string, args ...any) {
@@ -138,6 +141,7 @@ func (s *flags) validate() error {
 	must(pushed || s.ConfigType == "FILE", "CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS)
 	must(!pushed || s.Config == "", "CONFIG_TYPE is %s, and --config is %q: unset one of them", configXDS, s.Config)
 	must(pushed || s.XDS.Additions == "", "CONFIG_GRPC_XDS_ADDITIONS is %q, and CONFIG_TYPE is not %s: write its fields into the files of rules", s.XDS.Additions, configXDS)
+	// Headers are checked only if one of the two kinds is on.
 	_, badHeaders := s.Headers.names(s.HeadersEnabled || s.RequestEnabled)
 	_, badTags := s.tags()
 	return errors.Join(append(errs, badHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
@@ -169,6 +173,7 @@ func (s *flags) validateBackend() error {
 		"and N of them would admit N times the limit; set REDIS_URL, or COORDINATION_MAX_NODES=1 if there is only this one")
 }
 
+// serviceOptions are those of RLS. budget bounds bodies of /json in memory.
 func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
 		MaxRequestBytes: settings.RequestBytes, Budget: budget,
@@ -183,6 +188,7 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 // graceTime is for calls in progress, after DRAIN_TIME.
 const graceTime = 10 * time.Second
 
+// serverOptions are those of the ports, which must be validated before.
 func (s *flags) serverOptions(b settings.Budgets) server.Options {
 	address := func(host string, port uint16) string { return net.JoinHostPort(bare(host), strconv.Itoa(int(port))) }
 	o := server.Options{
@@ -191,6 +197,7 @@ func (s *flags) serverOptions(b settings.Budgets) server.Options {
 		HTTPConnections: s.caps.HTTPConnections, DebugConnections: settings.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
+	// Old connections end so that callers spread over new nodes.
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
 		o.Metrics = s.PrometheusAddr
@@ -199,7 +206,8 @@ func (s *flags) serverOptions(b settings.Budgets) server.Options {
 }
 
 // redacts reports whether values are hidden on the debug port: where others than this machine reach it, unless the
-// setting says otherwise.
+// setting says otherwise. Descriptor values may be API keys. A debug port on another address than loopback is open to a
+// network.
 func (s *flags) redacts() bool {
 	if s.ConsoleRedact != nil {
 		return *s.ConsoleRedact
@@ -212,12 +220,14 @@ func (s *flags) debugHosts() []string {
 	return strings.FieldsFunc(s.DebugHosts, func(r rune) bool { return strings.ContainsRune(", ", r) })
 }
 
-// logLevels are the names LOG_LEVEL may have there, in any case.
+// logLevels are the names LOG_LEVEL may have there, in any case. Names such as trace and fatal are those of
+// envoyproxy/ratelimit. slog has four levels, so the next one stands for them.
 var logLevels = map[string]slog.Level{
 	"trace": slog.LevelDebug, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
 	"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
 }
 
+// logger writes lines of text or JSON. It never fails: names were validated.
 func (s *flags) logger(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: logLevels[strings.ToLower(s.LogLevel)]}
 	if strings.EqualFold(s.LogFormat, "json") {
@@ -232,6 +242,7 @@ func (s *flags) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
+// serveCmd is a type of its own because sluice settings embeds the same flags, without --help-all.
 type serveCmd struct {
 	flags
 	HelpAll settings.HelpAll `name:"help-all" help:"Show all settings."`

@@ -17,7 +17,8 @@ type settingsCmd struct {
 	Markdown bool `name:"markdown" hidden:"" help:"Print docs/reference/settings.md."`
 }
 
-// Run prints the settings in force. It fails if serve would refuse a value without opening a file or a port.
+// Run prints the settings in force. It fails if serve would refuse a value without opening a file or a port. The
+// settings are printed also if one is wrong: a person looks for the wrong one there.
 func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Values) error {
 	switch {
 	case c.Schema:

@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// split is a limiter made of several: of says which of them decides an ask. It is safe for concurrent use.
+// split is a limiter made of several: of says which of them decides an ask. It is safe for concurrent use. of must
+// return the same limiter for the same ask, or Undo would go to another one than Decide.
 type split struct {
 	of func(*ratelimit.Ask) ratelimit.Limiter
 }
@@ -19,6 +20,7 @@ func (s *split) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 	if len(asks) == 0 {
 		return
 	}
+	// Most requests have one limiter for all asks. They are passed on as they are, without a copy.
 	first := s.of(&asks[0])
 	for i := 1; i < len(asks); i++ {
 		if s.of(&asks[i]) != first {
@@ -38,6 +40,8 @@ type part struct {
 	panicked any
 }
 
+// each gathers the asks by their limiter, has all decide at the same time, and puts the verdicts back in place. One
+// after the other, the waits for the store and for an owner would add up.
 func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	var parts []*part
 	for i := range asks {
@@ -58,6 +62,8 @@ func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimi
 	}
 	wg.Wait()
 	for _, p := range parts {
+		// A panic in one of these goroutines would end the process, instead of failing one request. It is passed on
+		// after all have ended.
 		if p.panicked != nil {
 			panic(p.panicked) // where it fails one request, and no more
 		}
@@ -67,7 +73,7 @@ func (s *split) each(ctx context.Context, now ratelimit.Instant, asks []ratelimi
 	}
 }
 
-// Undo implements [ratelimit.Limiter].
+// Undo implements [ratelimit.Limiter]. Each ask goes back by itself, to the limiter that decided it.
 func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		s.of(&asks[i]).Undo(now, asks[i:i+1], verdicts[i:i+1])

@@ -25,7 +25,8 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	return async(func() { s.Run(ctx) })
 }
 
-// mapping is that of PROMETHEUS_MAPPER_YAML, if it is set and the file is good.
+// mapping is that of PROMETHEUS_MAPPER_YAML, if it is set and the file is good. A bad file is no reason to refuse a
+// start: rules and limits are unaffected. It is logged as an error.
 func (s *flags) mapping(log *slog.Logger) *metrics.Mapping {
 	if s.PrometheusMap == "" {
 		return nil

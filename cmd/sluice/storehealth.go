@@ -10,8 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some:
-// Redis counts evicted keys, but does not report them to their holders.
+// storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some: Redis counts
+// evicted keys, but does not report them to their holders. One goroutine looks. last is atomic, because scrapes read it
+// meanwhile.
 type storeWatch struct {
 	name    string // of the setting that names the store
 	ask     func(context.Context) (metrics.StoreSafety, []any, error)
@@ -31,6 +32,8 @@ func (w *storeWatch) run(ctx context.Context) {
 	upkeep.Every(ctx, healthEvery, func() { w.look(ctx) })
 }
 
+// look asks once, for at most two seconds. It warns when the store begins to allow evictions, and not at each look.
+// Evictions before the first look do not count.
 func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -37,6 +37,7 @@ type tracingFlags struct {
 	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Part of the calls to trace if their caller has not decided, 0 to 1."`
 }
 
+// validate reports values outside their bounds, with name and value.
 func (f *tracingFlags) validate() error {
 	var errs []error
 	if f.Protocol != "http" && f.Protocol != "grpc" {
@@ -48,7 +49,8 @@ func (f *tracingFlags) validate() error {
 	return errors.Join(errs...)
 }
 
-// tracing makes spans; a nil one makes none and costs nothing.
+// tracing makes spans; a nil one makes none and costs nothing. Package rls adds to a span only if Traced of its options
+// is set.
 type tracing struct {
 	provider *sdk.TracerProvider
 	headers  propagation.TextMapPropagator
@@ -74,6 +76,7 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	failed := upkeep.Seldom(time.Minute, func(err error) {
 		log.Warn("spans are dropped: the collector does not accept them (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err)
 	})
+	// The handler belongs to the process. The library would otherwise write to standard error for each failed batch.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))
 	return &tracing{
 		provider: sdk.NewTracerProvider(
@@ -84,7 +87,8 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	}, nil
 }
 
-// exporter reads its endpoint from the environment, and would take a default for a wrong one.
+// exporter reads its endpoint from the environment, and would take a default for a wrong one. So a mistyped address
+// would send spans nowhere, in silence: it is an error at the start.
 func (f *tracingFlags) exporter() (sdk.SpanExporter, error) {
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
 		if text := os.Getenv(name); text != "" {
@@ -99,7 +103,7 @@ func (f *tracingFlags) exporter() (sdk.SpanExporter, error) {
 	return otlptracehttp.New(context.Background())
 }
 
-// calls makes a span of each call but health checks.
+// calls makes a span of each call but health checks. Health checks are frequent, and would hide the calls.
 func (t *tracing) calls() stats.Handler {
 	if t == nil {
 		return nil
@@ -109,6 +113,7 @@ func (t *tracing) calls() stats.Handler {
 	)
 }
 
+// http makes a span of each request to a handler.
 func (t *tracing) http(name string, h http.Handler) http.Handler {
 	if t == nil {
 		return h
@@ -116,7 +121,8 @@ func (t *tracing) http(name string, h http.Handler) http.Handler {
 	return otelhttp.NewHandler(h, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.headers))
 }
 
-// stop sends what waits. It blocks at most two seconds.
+// stop sends what waits. It blocks at most two seconds. The bound is for a collector that is away: it must not hold up
+// the end of the node.
 func (t *tracing) stop() {
 	if t == nil {
 		return

@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
+// versionCmd prints which build this is.
 type versionCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
@@ -22,12 +23,13 @@ type built struct {
 	Platform string `json:"platform"`
 }
 
-// released is the version that make release gives a binary; "": none.
+// released is the version that make release gives a binary; "": none. The linker sets it (-X).
 var released string
 
 // version is the release's, or the module's as the Go tool recorded it.
 func version() string { return builtAs().Version }
 
+// A binary that was built outside of a checkout has no commit.
 func builtAs() built {
 	b := built{Version: cmp.Or(released, "unknown"), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()

@@ -43,7 +43,7 @@ type xdsFlags struct {
 	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with the algorithm, burst, hold and coordination of pushed rules. Pushes have no fields for them."`
 }
 
-// client makes the source; it does not connect yet.
+// client makes the source; it does not connect yet. All faults are collected, so that one start shows them all.
 func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, error) {
 	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: f.backoff()}
 	var errs [4]error
@@ -59,10 +59,12 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
+	// The factor is compared so that a NaN fails, too.
 	if min(f.Retry, f.First, f.Longest) <= 0 || !(f.Random >= 0 && f.Random <= 1) || f.MaxMessage < 1 {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, and the factor 0 to 1",
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
+	// The source calls OnState by one goroutine, so worked needs no lock.
 	worked := false
 	warn := upkeep.Seldom(10*time.Second, func(err error) {
 		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err, worked))
@@ -78,6 +80,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	return xds.NewClient(o), nil
 }
 
+// backoff has no random part if jitter is off, whatever the factor is.
 func (f *xdsFlags) backoff() xds.Backoff {
 	b := xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}
 	if f.Jitter {
@@ -91,8 +94,8 @@ var xdsAdviceText string
 
 var xdsAdvice = settings.ReadAdvice(xdsAdviceText)
 
-// advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a reason
-// is that of the server.
+// advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a
+// reason is that of the server.
 func (f *xdsFlags) advise(err error, worked bool) string {
 	text := err.Error()
 	if worked {
@@ -101,6 +104,7 @@ func (f *xdsFlags) advise(err error, worked bool) string {
 	return xdsAdvice.On(text, f)
 }
 
+// metadata reads both forms: "k:v,k2=v2", and a JSON object, which may be nested.
 func (f *xdsFlags) metadata() (map[string]any, error) {
 	if strings.HasPrefix(strings.TrimSpace(f.Metadata), "{") {
 		var m map[string]any
@@ -120,6 +124,8 @@ func (f *xdsFlags) metadata() (map[string]any, error) {
 	return m, nil
 }
 
+// With a required name, the library's check of the host is replaced by that of the chain and of this name. Both are in
+// VerifyConnection, which also runs for resumed sessions.
 func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
 	if !f.UseTLS {
 		return insecure.NewCredentials(), nil
@@ -147,7 +153,8 @@ func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 // reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
 const reloadInterval = 200 * time.Millisecond
 
-// parsePairs reads names and values: "k:v,k2:v2". Each of the separators may be between a name and its value.
+// parsePairs reads names and values: "k:v,k2:v2". Each of the separators may be between a name and its value. An error
+// has the number of the part and not its text.
 func parsePairs(text, separators string) (map[string]string, error) {
 	pairs := map[string]string{}
 	if text == "" {

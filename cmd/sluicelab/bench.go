@@ -14,6 +14,8 @@ import (
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
+// benchCmd has a command for each measurement of package bench, and one that measurements start as a process of their
+// own (Baseline).
 type benchCmd struct {
 	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
@@ -26,7 +28,8 @@ type benchCmd struct {
 	Baseline benchBaselineCmd                                         `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
 
-// measuring is the command of a measurement: its options are flags.
+// measuring is the command of a measurement: its options are flags. A measurement is a struct of options with a method
+// Measure. P is its pointer, which has the method.
 type measuring[T any, P interface {
 	*T
 	report.Measurement
@@ -36,13 +39,14 @@ type measuring[T any, P interface {
 	JSON     bool `help:"Print JSON."`
 }
 
-// Help is what `--help` says below the summary.
+// Help is what `--help` says below the summary. The examples are in a tag of the field Setup, divided by |.
 func (m *measuring[T, P]) Help() string {
 	setup, _ := reflect.TypeFor[T]().FieldByName("Setup")
 	return "Examples:\n\n  " + strings.ReplaceAll(setup.Tag.Get("examples"), "|", "\n  ")
 }
 
-// Run measures, shows the result, and fails if something is beyond its bound.
+// Run measures, shows the result, and fails if something is beyond its bound. The result is printed before it is
+// judged, so that a failure shows its figures.
 func (m *measuring[T, P]) Run(s cli.Streams) error {
 	options := P(&m.Options)
 	given := options.Given()
@@ -52,10 +56,12 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	}
 	defer done()
 	given.Binary = path
+	// Some measurements start this program again, as the server to compare with.
 	given.Lab, err = os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
+	// A run takes minutes, so a terminal shows how far it is. In a file there is only the result.
 	if out := s.Progress(); out != nil {
 		given.Progress = func(done, of int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, of, what) }
 		defer fmt.Fprintln(out)
@@ -66,6 +72,7 @@ func (m *measuring[T, P]) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	// JSON has the measured values, and the page the rows and the judgement.
 	page := r.Page()
 	if m.JSON {
 		err = s.JSON(r)

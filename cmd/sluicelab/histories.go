@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
+// historiesCmd plays random histories. A history follows from its seed alone, so a failure is found again with --trace.
 type historiesCmd struct {
 	Count int64  `default:"1000" help:"Number of histories."`
 	Seed  uint64 `default:"1" help:"Seed of the first history."`
@@ -27,7 +28,8 @@ type historiesCmd struct {
 	JSON    bool `help:"Print JSON."`
 }
 
-// Run fails if a history does.
+// Run fails if a history does. An interrupted run prints its sums, and fails all the same, so that a script does not
+// count it as a success.
 func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
@@ -36,6 +38,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if err := which.Validate(); err != nil {
 		return err
 	}
+	// A trace has one history: with several at a time, their events would mix.
 	if c.Trace {
 		return c.replay(s, which)
 	}
@@ -59,6 +62,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if err := write(); err != nil {
 		return err
 	}
+	// Results are on Out, and the trace of a failure on Err.
 	if f := sum.Failure; f != nil {
 		fmt.Fprintf(s.Err, "the last events:\n%s", f.Trace)
 		return f
@@ -84,6 +88,7 @@ histories with: {{template "counts" .Played}}
 {{end -}}
 `, nil)
 
+// replay plays one history with all of its events, and prints its result as JSON.
 func (c *historiesCmd) replay(s cli.Streams, which sim.Selection) error {
 	o, _ := which.History(c.Seed)
 	o.Trace, o.Decisions = s.Out, true

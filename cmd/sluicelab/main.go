@@ -26,6 +26,7 @@ type commands struct {
 	Sim    simCmd    `cmd:"" help:"Simulate fleets in virtual time."`
 }
 
+// simCmd has the simulations that check invariants and bounds. what-if is one, too, but answers a question of a user.
 type simCmd struct {
 	Histories historiesCmd `cmd:"" help:"Simulate random fleets, settings and faults, and check each invariant at each step."`
 	Outages   outagesCmd   `cmd:"" help:"Simulate random outages of the store, and compare each window with its declared number."`
@@ -46,7 +47,8 @@ type measured struct {
 	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"Binary of sluice. Default: the directory of sluicelab, the PATH, or a build of this module."`
 }
 
-// find returns the program's path; done removes what was built. It blocks while it builds.
+// find returns the program's path; done removes what was built. It blocks while it builds. The order: --sluice, the
+// directory of sluicelab, the PATH, and else a build, which needs Go.
 func (m *measured) find() (path string, done func(), err error) {
 	nothing := func() {}
 	if m.Sluice != "" {

@@ -13,13 +13,14 @@ import (
 	"github.com/sluice-gate/sluice/cmd/cli"
 )
 
+// outagesCmd compares what sluice check declares for an outage with simulated outages.
 type outagesCmd struct {
 	Count int64  `default:"1000" help:"Number of outages."`
 	Seed  uint64 `default:"1" help:"Seed of the first outage."`
 	JSON  bool   `help:"Print JSON."`
 }
 
-// Run fails if a window exceeds its declared number.
+// Run fails if a window exceeds its declared number. The same seed and count give the same table.
 func (c *outagesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 {
 		return fmt.Errorf("--count is %d, must be at least 1", c.Count)
@@ -31,6 +32,7 @@ func (c *outagesCmd) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	// Rows have one mode and policy each.
 	if c.JSON {
 		return s.JSON(rows)
 	}

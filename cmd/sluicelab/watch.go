@@ -20,7 +20,8 @@ func watch(ctx context.Context, out io.Writer, debug []string) error {
 	return debugport.Watch(ctx, debug, false, watchEvery, func(v *debugport.Summary) error { return writeTable(out, v.At.Sub(began), v) })
 }
 
-// writeTable writes a table in words that need nothing explained.
+// writeTable writes a table in words that need nothing explained. By name instead of by decisions, so that each rule
+// keeps its line from table to table.
 func writeTable(out io.Writer, after time.Duration, v *debugport.Summary) error {
 	shown := struct {
 		*debugport.Summary

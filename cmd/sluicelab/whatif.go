@@ -50,7 +50,8 @@ type whatIfCmd struct {
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
-// Run prints what each mode would do, and which to choose.
+// Run prints what each mode would do, and which to choose. The collector runs less often (sim.GCPercent), because a
+// simulation makes much garbage, and its heap is small.
 func (c *whatIfCmd) Run(s cli.Streams) error {
 	q, err := c.question()
 	if err != nil {
@@ -73,6 +74,7 @@ func (c *whatIfCmd) Run(s cli.Streams) error {
 	return err
 }
 
+// question collects all faults of the command line. A recorded demand replaces the described one.
 func (c *whatIfCmd) question() (sim.Question, error) {
 	q := sim.Question{
 		Nodes: c.Nodes, Seed: c.Seed, MaxWait: c.MaxWait,
@@ -81,8 +83,10 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	}
 	var errs [4]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
+	// kong has checked the name against its enum, so the index is not -1.
 	q.Load.Shape = load.Shape(slices.Index(load.Shapes[:], c.Shape))
 	q.Coordination, errs[1] = settings.CoordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
+	// The default of on_deny depends on the algorithm, as in rules.
 	if c.Coordination["on_deny"] == "" {
 		q.Coordination.OnDeny = q.Limit.Algorithm.OnDeny()
 	}
@@ -90,6 +94,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	if errs[2] != nil {
 		errs[2] = fmt.Errorf("--max-over: %w", errs[2])
 	}
+	// A recording has its own rate and keys, so those flags have no effect with it.
 	if c.Trace != "" {
 		q.Recorded, errs[3] = readTrace(c.Trace)
 		if q.Recorded != nil {
@@ -99,6 +104,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	return q, errors.Join(errs[:]...)
 }
 
+// readTrace reads a CSV with a line of column names: time, key, hits, node.
 func readTrace(name string) (*load.Recorded, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -112,7 +118,8 @@ func readTrace(name string) (*load.Recorded, error) {
 	return r, nil
 }
 
-// parseLimit reads a limit as people write it: 6000/minute.
+// parseLimit reads a limit as people write it: 6000/minute. A token_bucket without --burst has the limit as its burst,
+// as in rules.
 func parseLimit(text, algorithm string, burst int64) (ratelimit.Limit, error) {
 	count, per, _ := strings.Cut(text, "/")
 	n, err := strconv.ParseUint(count, 10, 64)

@@ -52,6 +52,8 @@ type Source struct {
 }
 
 // Fleet has the nodes that share the store.
+//
+// A list that is old comes from a store that does not answer: then no node is called silent.
 type Fleet struct {
 	Nodes []Node
 	// Age is the age of the list. Old means that it is too old to tell which nodes are silent.
@@ -94,6 +96,7 @@ var assets embed.FS
 type console struct {
 	Source
 	throttle *throttle
+	// The throttle bounds explanations, and wrong tokens of all requests that need one.
 	// Running requests for overrides.
 	changing chan struct{}
 
@@ -107,6 +110,7 @@ type console struct {
 // Register adds the console's pages to a mux.
 func Register(mux *http.ServeMux, s Source) { newConsole(s).register(mux) }
 
+// newConsole makes one without a mux, as tests need it.
 func newConsole(s Source) *console {
 	return &console{
 		Source: s, throttle: newThrottle(time.Now), began: time.Now(),
@@ -114,6 +118,7 @@ func newConsole(s Source) *console {
 	}
 }
 
+// Patterns name the method, so a GET changes nothing, and a link in another page cannot reset a key.
 func (c *console) register(mux *http.ServeMux) {
 	file := func(path, name, kind string) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -162,6 +167,7 @@ func secure(w http.ResponseWriter, kind string) {
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 }
 
+// answer sends a value as JSON with status 200.
 func answer(w http.ResponseWriter, v any) { answerWith(w, http.StatusOK, v) }
 
 func answerWith(w http.ResponseWriter, code int, v any) {
@@ -170,7 +176,8 @@ func answerWith(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // it escapes <, > and &
 }
 
-// refusal is an answer with a status, and one line.
+// refusal is an answer with a status, and one line. The line may quote a request, so refusing removes line ends from
+// it.
 type refusal struct {
 	code int
 	why  string
@@ -188,7 +195,8 @@ func tooMany(what string) error {
 	return refusing(http.StatusTooManyRequests, "%s: ask again in a second", what)
 }
 
-// failed answers with an error.
+// failed answers with an error. The codes: a refusal has its own, a changed override 412, a full table 422, and a store
+// without an answer 503.
 func failed(w http.ResponseWriter, err error) {
 	r, ok := errors.AsType[*refusal](err)
 	switch {
@@ -224,6 +232,7 @@ type State struct {
 	Now      time.Time          `json:"now"`
 }
 
+// The order counts: problems read the state and the rates of the same moment.
 func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 	fleet := c.Nodes()
 	hottest, held := c.look()
@@ -233,6 +242,7 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
 	}
+	// Problems quote it, too, so it is removed before they are made.
 	if c.Redact != nil { // it may quote a request
 		v.LastBadRequest = ""
 	}
@@ -253,7 +263,8 @@ func (c *console) hostOf(h ratelimit.Holder) string {
 	return ""
 }
 
-// look goes through all keys and streams, once for several open pages.
+// look goes through all keys and streams, once for several open pages. It holds the lock while it looks, so that a
+// second page waits for the result instead of looking, too. Looking through all keys takes long in a table of millions.
 func (c *console) look() ([]ratelimit.HotKey, *Envoys) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// correct is a change that needs the token.
+// correct is a change that needs the token. The steps: check the token, find the rule, change, log, and answer. alone
+// has the caller go on to the other nodes.
 func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := c.authorized(r, what); err != nil {
@@ -23,6 +24,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 			return err
 		}
 		rule, key := d.Match(entries, nil)
+		// Such rules have no account to correct.
 		if rule == nil || rule.Unlimited || rule.RefusesAll() {
 			return refusing(http.StatusBadRequest, "no rule with a budget matches this descriptor")
 		}
@@ -41,7 +43,8 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 	}
 }
 
-// remove takes a silent node out of the list.
+// remove takes a silent node out of the list. A node that is not silent would register again within seconds, so it is
+// refused.
 func (c *console) remove(w http.ResponseWriter, r *http.Request) error {
 	if err := c.authorized(r, "remove a node"); err != nil {
 		return err
@@ -64,7 +67,8 @@ func (c *console) remove(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// authorized refuses a request without the token.
+// authorized refuses a request without the token. Tokens are compared by their digests in constant time, so that
+// neither length nor prefix can be measured. An empty ADMIN_TOKEN allows nothing.
 func (c *console) authorized(r *http.Request, what string) error {
 	looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -82,6 +86,7 @@ func (c *console) authorized(r *http.Request, what string) error {
 	return nil
 }
 
+// reset clears the account. Only the owner can do so in a ring without a store.
 func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 	if owner := c.Inspector.Look(ctx, c.Clock(), a).Owner; owner != "" {
 		return "", fmt.Errorf("another node owns this key: ask %s", owner)
@@ -90,6 +95,7 @@ func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 		c.Inspector.Reset(ctx, c.Clock(), a)
 }
 
+// drop returns this node's lease. Its refusals end, too, because the next request claims.
 func (c *console) drop(ctx context.Context, a *ratelimit.Ask) (string, error) {
 	had, err := c.Inspector.Drop(ctx, c.Clock(), a.Key)
 	switch {

@@ -9,7 +9,9 @@ import (
 )
 
 // sentence is for a customer who asks why requests are refused: the usage, and when the next request passes. It is ""
-// if that is not known here. now is the wall clock, which divides windows.
+// if that is not known here. now is the wall clock, which divides windows. The value of the last entry names the
+// customer, such as an API key. Requests at this node can use the tokens in hand here and those free at the store, so
+// the text has their sum.
 func (e *Explanation) sentence(rule *ratelimit.Rule, entries []config.Entry, now time.Time) string {
 	if e.Look == nil || e.Owner != "" || e.Ledger == nil {
 		return ""
@@ -47,7 +49,8 @@ func usage(rule *ratelimit.Rule, is *ratelimit.AccountLook) string {
 	return fmt.Sprintf("all is used, and %d more were charged", beyond)
 }
 
-// passesIn is the time until a request can pass again.
+// passesIn is the time until a request can pass again. known is false without a reset: then there is no promise to
+// make.
 func (e *Explanation) passesIn(rule *ratelimit.Rule, now time.Time) (time.Duration, bool) {
 	in := e.WholeAgain
 	if in == 0 && rule.Limit.Algorithm == ratelimit.FixedWindow && e.Ledger.Window > 0 {

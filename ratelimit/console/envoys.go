@@ -19,7 +19,7 @@ type Held struct {
 	rlqs.Holder
 }
 
-// envoys looks through all streams.
+// envoys looks through all streams. It is called under the lock of look, at most every two seconds.
 func (c *console) envoys() *Envoys {
 	s := c.Quotas.Stats()
 	e := &Envoys{Streams: s.Streams.Load(), Unproven: s.Unproven.Load()}

@@ -63,6 +63,7 @@ type held struct {
 	Cost     uint64           `json:"cost_tokens"` // of holds settled here
 }
 
+// heldOf reads counters of a rule with a hold; Hold must not be nil.
 func heldOf(rule *ratelimit.Rule, key []byte) *held {
 	c := rule.Counters.Holds()
 	return &held{
@@ -77,7 +78,8 @@ const mostNames = 1000
 // askLike answers an invalid request.
 const askLike = "ask like /explain?domain=edge&entry=tier=gold&entry=user=bob"
 
-// asked is the descriptor of a request: domain, and entries in their order.
+// asked is the descriptor of a request: domain, and entries in their order. A refusal says what to write instead. The
+// domain must have rules, or there is nothing to explain.
 func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error) {
 	q := r.URL.Query()
 	name := q.Get("domain")
@@ -101,6 +103,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	return d, entries, nil
 }
 
+// An explanation may cost round trips to the store, so its number is bounded before anything is read.
 func (c *console) explain(w http.ResponseWriter, r *http.Request) error {
 	done, ok := c.throttle.question()
 	if !ok {
@@ -117,6 +120,8 @@ func (c *console) explain(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// The steps: match the rule, apply an override, ask the store and this node, and describe the next decision. Without a
+// rule or a limit, it ends early.
 func (c *console) explained(ctx context.Context, d *config.Domain, entries []config.Entry) Explanation {
 	e := Explanation{Domain: d.Name, Steps: d.Explain(entries)}
 	rule, key := d.Match(entries, nil)
@@ -146,6 +151,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if hold, ok := declare.HoldOf(rule); ok {
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
+	// Rules that refuse everything have no account, so neither the store nor Envoys are asked.
 	if rule.RefusesAll() {
 		e.Next = c.over(rule) + ": requests_per_unit is 0"
 		return e
@@ -159,6 +165,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if look.Ledger != nil {
 		for i := range look.Ledger.Holders {
 			h := &look.Ledger.Holders[i]
+			// The store has only the numbers of holders. The list of nodes has the number of each.
 			h.Node = c.hostOf(h.Holder)
 		}
 	}
@@ -168,16 +175,19 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.RLQS = "ALLOW_ALL: the node is in SHADOW_MODE"
 	}
 	e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
+	// A request of a rule with a hold costs the estimate of the hold, not 1.
 	cost := ratelimit.Tokens(1)
 	if e.Holds != nil {
 		cost = e.Holds.Next
 	}
+	// The description is of this moment: another request may come first.
 	e.Next, e.WholeAgain = c.next(rule, &e, cost)
 	e.Sentence = e.sentence(rule, entries, time.Now())
 	return e
 }
 
-// outage says that the store does not answer, and which on_store_failure decides meanwhile; "": it answers.
+// outage says that the store does not answer, and which on_store_failure decides meanwhile; "": it answers. outage is
+// empty while calls to the store succeed, also if single ones are late.
 func (c *console) outage(policy string) string {
 	s := c.Metrics.Limiter()
 	if !s.BreakerOpen {
@@ -199,7 +209,8 @@ func (c *console) over(rule *ratelimit.Rule) string {
 	return "OVER_LIMIT"
 }
 
-// inForce is the rule with the limit in force for a key.
+// inForce is the rule with the limit in force for a key. The copy has the counters of the rule, but another limit. So
+// what follows explains the limit that decides.
 func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	e.LimitFrom = "rule"
 	o, _ := c.Overrides.Get(a.Key)
@@ -216,7 +227,8 @@ func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	return &of
 }
 
-// next is the result of a request with a cost, in the observed state.
+// next is the result of a request with a cost, in the observed state. The order of the cases is that of a decision: the
+// owner, tokens in hand, a refusal by this node alone, an outage, a claim, and drift.
 func (c *console) next(
 	rule *ratelimit.Rule, e *Explanation, cost ratelimit.Tokens,
 ) (verdict string, resets time.Duration) {
@@ -241,6 +253,7 @@ func (c *console) next(
 		return text, l.Resets
 	case l.Refuses > 0:
 		return over + ": no tokens before the reset", l.Refuses
+	// Either this question to the store failed, or the key's part of the store counts as dead.
 	case e.LedgerError != "" || l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
 			withoutStore(rule, e.Alone, cost, over), e.OnFailure, c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
@@ -253,7 +266,7 @@ func (c *console) next(
 	}
 }
 
-// unspent are the tokens of a lease that has not expired.
+// unspent are the tokens of a lease that has not expired. An expired lease can no longer be spent.
 func unspent(v *ratelimit.Look) ratelimit.Tokens {
 	if v.Lease == nil || v.Lease.Expires <= 0 {
 		return 0
@@ -261,7 +274,8 @@ func unspent(v *ratelimit.Look) ratelimit.Tokens {
 	return v.Lease.Unspent
 }
 
-// withoutStore is the decision of a rule's on_store_failure.
+// withoutStore is the decision of a rule's on_store_failure. alone is the number of tokens that this node's own budget
+// has left under on_store_failure: local.
 func withoutStore(rule *ratelimit.Rule, alone, cost ratelimit.Tokens, over string) string {
 	switch policy := rule.Coordination.OnStoreFailure; {
 	case policy == ratelimit.FailOpen:

@@ -21,7 +21,8 @@ func (r *RuleRates) add(o *RuleRates) {
 	r.Alone += o.Alone
 }
 
-// add adds another node's rates. The slowest node and the worst key count, and rules are left out.
+// add adds another node's rates. The slowest node and the worst key count, and rules are left out. P99 of two nodes
+// cannot be added: the larger one is the worst case.
 func (r *Rates) add(o *Rates) {
 	r.Passed += o.Passed
 	r.Refused += o.Refused
@@ -50,7 +51,8 @@ type others struct {
 	rules map[string]*RuleRates // at most watchedRules
 }
 
-// othersOf leaves out silent nodes, and all of a list that is too old.
+// othersOf leaves out silent nodes, and all of a list that is too old. A silent node's last rates would be drawn as a
+// flat line.
 func othersOf(f Fleet) (o others) {
 	if f.Old {
 		return o
@@ -70,6 +72,7 @@ func othersOf(f Fleet) (o others) {
 	return o
 }
 
+// A rule beyond watchedRules is left out, so that other nodes cannot grow this node's memory.
 func (o *others) addRule(r *RuleRates) {
 	id := unique.Make(r.ID).Value() // each look has it
 	if o.rules[id] == nil {
@@ -100,6 +103,7 @@ func busiest(all []*look) []string {
 	ids := slices.SortedFunc(maps.Keys(decided), func(a, b string) int {
 		return cmp.Or(cmp.Compare(decided[b], decided[a]), cmp.Compare(a, b))
 	})
+	// The order by decisions chooses the rules, and the order by name shows them.
 	ids = ids[:min(len(ids), chartedRules)]
 	slices.Sort(ids)
 	return ids

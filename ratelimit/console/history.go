@@ -27,6 +27,8 @@ const (
 	recentFor    = 10 * time.Second
 )
 
+// A look every two seconds goes into a ring. A chart's point is the difference of two looks that follow each other, and
+// the rates of the page are the difference over ten seconds.
 // History has the counters of a node in the last quarter of an hour, so that a newly opened page shows it at once. All
 // that it says is the difference of two looks. It is safe for concurrent use.
 type History struct {
@@ -41,6 +43,8 @@ type History struct {
 }
 
 // look has the counters of a node at one moment.
+//
+// It has counters since the start and not rates, so that any two looks can be compared.
 type look struct {
 	at time.Time
 	counters
@@ -76,7 +80,7 @@ const (
 	countKinds
 )
 
-// bucket counts calls that took at most so many seconds.
+// bucket counts calls that took at most so many seconds. Counts are cumulative, as in Prometheus.
 type bucket struct {
 	top float64
 	n   uint64
@@ -118,6 +122,8 @@ type recentRule struct {
 	ended, costless          uint64 // holds of that time, see metrics.RuleState
 }
 
+// ruleID names a rule in looks and in registrations. The mode is part of it, because a rule that changed its mode has
+// counters of its own.
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
 
 // NewHistory is empty. Run fills it. nodes returns the nodes that share the store, at any time.
@@ -125,7 +131,8 @@ func NewHistory(c metrics.Collector, latency *metrics.Latency, nodes func() Flee
 	return &History{metrics: c, latency: latency, nodes: nodes}
 }
 
-// Run looks at the node until ctx is done. It blocks.
+// Run looks at the node until ctx is done. It blocks. On a node with many rules a look takes longer, so looks come less
+// often.
 func (h *History) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -134,6 +141,7 @@ func (h *History) Run(ctx context.Context) {
 	}
 }
 
+// buckets reads the times of calls; nil: they are unknown.
 func (h *History) buckets() (all []bucket) {
 	var m dto.Metric
 	if h.latency == nil || h.latency.Write(&m) != nil {
@@ -145,7 +153,8 @@ func (h *History) buckets() (all []bucket) {
 	return all
 }
 
-// observe adds a look at the counters.
+// observe adds a look at the counters. The counters are read before the lock is taken, so that pages wait for a copy
+// only.
 func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 	l := lookAt(at, &s, took)
 	l.others = othersOf(h.nodes())
@@ -156,6 +165,8 @@ func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 	h.n++
 }
 
+// lookAt keeps what charts need of a state. Names of rules are shared by all looks (unique), because each look would
+// otherwise have copies of them.
 func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	crowded := s.Fallbacks[ratelimit.FallbackReasons[ratelimit.FallbackTableFull]]
 	l := look{at: at, lost: s.Store.Recoveries, took: took, replies: s.Store.Replies, counters: counters{
@@ -169,6 +180,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 	l.rules = make(map[string]counters, len(s.Rules))
 	for i := range s.Rules {
 		r := &s.Rules[i]
+		// Share is 0 for rules that do not drift: they have no allowance to compare with.
 		if r.Share > 0 {
 			l.worst = max(l.worst, 100*float64(r.Worst)/float64(r.Share))
 		}
@@ -189,7 +201,7 @@ func (c counters) since(before counters) counters {
 	return c
 }
 
-// rates are those of increases in so many seconds.
+// rates are those of increases in so many seconds. seconds must not be 0: two looks have different times.
 func (c counters) rates(seconds float64) Rates {
 	rate := func(count int) float64 { return float64(c[count]) / seconds }
 	return Rates{
@@ -217,7 +229,8 @@ func sum(m map[string]uint64) (n uint64) {
 	return n
 }
 
-// quantile is a quantile of the values that a histogram counted between two looks, in its unit; -1: no values.
+// quantile is a quantile of the values that a histogram counted between two looks, in its unit; -1: no values. Between
+// two bounds it assumes that values are spread evenly, as Prometheus does. Both histograms must have the same bounds.
 func quantile(q float64, before, now []bucket) float64 {
 	grown := func(i int) float64 { return float64(now[i].n) - float64(before[i].n) }
 	if len(now) == 0 || grown(len(now)-1) <= 0 {
@@ -248,7 +261,8 @@ func (h *History) looksLocked() []*look {
 }
 
 // Recent returns the rates of the last seconds, and the number of the node's problems at the last look, without those
-// of other nodes. It does not block.
+// of other nodes. It does not block. Other nodes get both in this node's registration, so problems of the fleet are not
+// counted twice.
 func (h *History) Recent() (r Rates, wrong int) {
 	h.mu.Lock()
 	s := State{State: h.last}
@@ -257,6 +271,8 @@ func (h *History) Recent() (r Rates, wrong int) {
 	return r, len(problems(&s, r, rules))
 }
 
+// recent compares the last look with that of ten seconds before, and for rules also with the first in the ring. With
+// fewer than two looks it returns zeros.
 func (h *History) recent() (Rates, recentRules) {
 	rules := recentRules{}
 	h.mu.Lock()
@@ -266,6 +282,7 @@ func (h *History) recent() (Rates, recentRules) {
 		return Rates{}, rules
 	}
 	now, from := all[len(all)-1], len(all)-2
+	// It goes back to the first look that is at least ten seconds old, or to the oldest.
 	for from > 0 && now.at.Sub(all[from].at) < recentFor {
 		from--
 	}
@@ -287,7 +304,8 @@ func (h *History) recent() (Rates, recentRules) {
 	return r, rules
 }
 
-// first returns the counters of a rule at the earliest look that has them.
+// first returns the counters of a rule at the earliest look that has them. A rule is missing from a look in which it
+// was not among the busiest. Then a later look stands for it.
 func first(all []*look, id string) counters {
 	for _, l := range all {
 		if c, ok := l.rules[id]; ok {
@@ -336,6 +354,7 @@ func (c *column) add(passed, refused, alone float64) {
 	c.Alone.add(alone)
 }
 
+// Two decimals are enough for a chart, and keep the answer short.
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
 // inMilliseconds is a quantile in seconds, or -1.
@@ -380,6 +399,7 @@ func (v *remembered) add(was, is *look) {
 		var of RuleRates
 		old, had := was.rules[c.ID]
 		now, has := is.rules[c.ID]
+		// A rule that one of the looks lacks has no difference, and is drawn as 0.
 		if had && has {
 			here := now.since(old).rates(is.at.Sub(was.at).Seconds())
 			of = RuleRates{Passed: here.Passed, Refused: here.Refused, Alone: here.Alone}
@@ -391,7 +411,8 @@ func (v *remembered) add(was, is *look) {
 	}
 }
 
-// history answers with the looks after ?since=, in Unix milliseconds.
+// history answers with the looks after ?since=, in Unix milliseconds. A page first requests all looks, and then those
+// after its last one.
 func (c *console) history(w http.ResponseWriter, r *http.Request) error {
 	var since int64
 	var err error

@@ -14,8 +14,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/overrides"
 )
 
-// entriesOf are the entries of a query, in their order: KEY=VALUE, or entry=KEY=VALUE for any key. The parameters of
-// a page are separate: prefix, after and limit.
+// entriesOf are the entries of a query, in their order: KEY=VALUE, or entry=KEY=VALUE for any key. The parameters of a
+// page are separate: prefix, after and limit. The order of entries is part of a descriptor, so the query is not parsed
+// into a map. A key with the name of a parameter is written as entry=limit=5.
 func entriesOf(query string) (entries []config.Entry, page url.Values, err error) {
 	page = url.Values{}
 	for part := range strings.SplitSeq(query, "&") {
@@ -42,7 +43,8 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 	return entries, page, nil
 }
 
-// ParseDescriptor reads a descriptor in the form of queries and files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
+// ParseDescriptor reads a descriptor in the form of queries and files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE. Blanks
+// at the ends are refused: they come from copying, and would make another key.
 func ParseDescriptor(text string) ([]config.Entry, error) {
 	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file, + is not a space
 	parts := strings.FieldsFunc(text, func(r rune) bool { return r == '&' || r == '=' })
@@ -88,7 +90,8 @@ func descriptorOf(key []byte) (domain string, entries []config.Entry, ok bool) {
 	return texts[0], entries, true
 }
 
-// listed is an override of a list. Its rule is the current rule of the key.
+// listed is an override of a list. Its rule is the current rule of the key. A long key is a digest in the table. Its
+// descriptor then comes from the record's own text (Of).
 func (c *console) listed(o *overrides.Override) Overridden {
 	domain, entries, ok := descriptorOf([]byte(o.Key))
 	if !ok {
@@ -112,7 +115,8 @@ type Page struct {
 	Next      string       `json:"next,omitempty"` // for after; none on the last page
 }
 
-// listOverrides answers a page of the overrides of a domain, or of all domains.
+// listOverrides answers a page of the overrides of a domain, or of all domains. A page continues behind the last key
+// that it showed. So overrides that are set or removed meanwhile move no others to another page.
 func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	n := defaultPage
@@ -143,6 +147,7 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	v, last := Page{Overrides: []Overridden{}}, ""
+	// It reads one override more than a page has: only then is there a next page.
 	for o := range c.Overrides.All(string(after)) {
 		if len(v.Overrides) == n {
 			v.Next = base64.RawURLEncoding.EncodeToString([]byte(last))

@@ -29,6 +29,8 @@ const (
 	defaultPage      = 100
 )
 
+// The requests are those of HTTP for one resource: PUT sets, DELETE removes, GET reads. ETag and If-Match have the
+// version, so that two authors do not overwrite each other's change unseen.
 // Overridden is an override in answers.
 type Overridden struct {
 	Domain string `json:"domain"`
@@ -92,7 +94,7 @@ func (l *OverrideLimit) UnmarshalJSON(text []byte) (err error) {
 	return err
 }
 
-// OverrideChange is the body of a PUT.
+// OverrideChange is the body of a PUT. Example: {"limit": 5000, "expires": "24h", "reason": "launch"}.
 type OverrideChange struct {
 	Limit   *OverrideLimit `json:"limit"`
 	Unit    string         `json:"unit,omitempty"`    // the rule's, which is the default
@@ -100,7 +102,9 @@ type OverrideChange struct {
 	Reason  string         `json:"reason"`
 }
 
-// UnmarshalJSON reads each field once, by its exact name, so that the body cannot be read in two ways.
+// UnmarshalJSON reads each field once, by its exact name, so that the body cannot be read in two ways. encoding/json
+// would accept Limit in place of limit, and of two fields take the last. A proxy that checks the body might take the
+// first.
 func (s *OverrideChange) UnmarshalJSON(text []byte) error {
 	fields := map[json.Token]any{"limit": &s.Limit, "unit": &s.Unit, "expires": &s.Expires, "reason": &s.Reason}
 	d := json.NewDecoder(bytes.NewReader(text)) // which is valid JSON
@@ -120,7 +124,8 @@ func (s *OverrideChange) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// guarded is a request for overrides: it needs the token, and its concurrency is bounded.
+// guarded is a request for overrides: it needs the token, and its concurrency is bounded. The token is checked first,
+// so that strangers cannot use up the places.
 func (c *console) guarded(what string, do handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := c.authorized(r, what); err != nil {
@@ -147,7 +152,8 @@ func (c *console) domain(name string) (*config.Domain, error) {
 	return d, nil
 }
 
-// override is the override of a change under a rule.
+// override is the override of a change under a rule. It checks what the rule allows: a number within max_override, the
+// unit of the rule, an end in the future, and a reason on one line.
 func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overrides.Override, err error) {
 	l := &rule.Limit
 	if s.Limit == nil {
@@ -157,6 +163,7 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overri
 	o.Unlimited = s.Limit.Unlimited
 	o.Reason = s.Reason
 	o.Per = l.Per()
+	// max_override bounds a mistyped number.
 	if o.Requests > l.Ceiling {
 		return o, fmt.Errorf("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
 	}
@@ -178,7 +185,8 @@ func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o overri
 // longestOverride bounds the time until an expiry.
 const longestOverride = 100 * 365 * 24 * time.Hour
 
-// expiry is the end of an override; 0: never.
+// expiry is the end of an override; 0: never. A duration counts from now by this node's clock. The store's clock
+// decides when it ends.
 func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 	if text == "" {
 		return 0, nil
@@ -198,7 +206,8 @@ func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 	return ratelimit.LedgerTime(at.UnixMicro()), nil
 }
 
-// overrideText checks an author or a reason.
+// overrideText checks an author or a reason. Both go into logs and tables of a terminal, where control characters would
+// forge lines.
 func overrideText(what, text string) error {
 	if len(text) > ratelimit.MaxOverrideText {
 		return fmt.Errorf("%s has %d bytes, must be at most %d", what, len(text), ratelimit.MaxOverrideText)
@@ -212,7 +221,8 @@ func overrideText(what, text string) error {
 // unprintable reports characters that break a line, and the mark of invalid UTF-8.
 func unprintable(r rune) bool { return r < ' ' || strings.ContainsRune("\x7f\u2028\u2029\ufffd", r) }
 
-// author is the author of a change: the header From.
+// author is the author of a change: the header From. Without a name in From, the address of the caller is the best
+// there is.
 func author(r *http.Request) (string, error) {
 	if from := r.Header.Get("From"); from != "" {
 		return from, overrideText("the header From", from)
@@ -221,7 +231,9 @@ func author(r *http.Request) (string, error) {
 	return "ADMIN_TOKEN at " + host, nil
 }
 
-// condition is the override that a change replaces, by its version. If-Match: * means any existing one.
+// condition is the override that a change replaces, by its version. If-Match: * means any existing one. A change
+// without a condition replaces any override. Versions are times of the store in microseconds, in quotes as HTTP has
+// them.
 func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, error) {
 	matches, nones := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
 	match, none := strings.Join(matches, ","), strings.Join(nones, ",")
@@ -247,7 +259,8 @@ func (c *console) condition(r *http.Request, a *ratelimit.Ask) (table.Expected, 
 	return ratelimit.LedgerTime(version), nil
 }
 
-// setOverride changes an override, counts it and logs it. nil removes it.
+// setOverride changes an override, counts it and logs it. nil removes it. The log line is the record of who changed
+// what. It is written also when the change failed.
 func (c *console) setOverride(from *http.Request, a *ratelimit.Ask, descriptor, by string, o *overrides.Override,
 	expected table.Expected,
 ) (overrides.Override, error) {
@@ -280,7 +293,7 @@ func (c *console) setOverride(from *http.Request, a *ratelimit.Ask, descriptor, 
 	return is, err
 }
 
-// timeOf is a time of the store, or nil for 0.
+// timeOf is a time of the store. For 0 it is the zero time, which JSON leaves out.
 func timeOf(at ratelimit.LedgerTime) time.Time {
 	if at == 0 {
 		return time.Time{}
@@ -288,7 +301,8 @@ func timeOf(at ratelimit.LedgerTime) time.Time {
 	return time.UnixMicro(int64(at)).UTC()
 }
 
-// shown is an override of a rule's key, for an answer.
+// shown is an override of a rule's key, for an answer. Without a rule, nothing is in force: the override stays in the
+// table until it ends, or a rule has its key again.
 func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Override) Overridden {
 	v := Overridden{
 		Domain: domain, Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited},
@@ -308,7 +322,8 @@ func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Overrid
 	return v
 }
 
-// askedOverride is the key of a request for one override, which its rule allows, and its descriptor.
+// askedOverride is the key of a request for one override, which its rule allows, and its descriptor. Its refusals
+// differ by code: 400 a query that cannot be read, 404 no rule for it, 422 a rule without overrides.
 func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error) {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	switch {
@@ -342,6 +357,7 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, DescriptorText(entries), nil
 }
 
+// putOverride reads one JSON value of bounded size. Anything behind it is refused.
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	var change OverrideChange
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
@@ -360,7 +376,8 @@ func (c *console) deleteOverride(w http.ResponseWriter, r *http.Request) error {
 	return c.changeOverride(w, r, nil)
 }
 
-// changeOverride sets an override, or removes it if there is no change to set.
+// changeOverride sets an override, or removes it if there is no change to set. The steps: find the key, check the
+// author and the change, read the condition, set, and answer with the record as the store has it.
 func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change *OverrideChange) error {
 	a, descriptor, err := c.askedOverride(r)
 	if err != nil {
@@ -392,6 +409,7 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 	case o == nil:
 		answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
 		return nil
+	// This node's clock is behind the store's: the override ended as soon as it was set.
 	case is.Expires != 0 && is.Expires <= is.Set:
 		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
 			"the store: the limit of the file is in force", change.Expires)

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
+// A problem says what happens in What, and in Detail its cause or where to look. Each has a runbook with that name.
 // Problem is a fault of a node, or a warning for its operator. A page shows problems first.
 type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
@@ -34,11 +35,13 @@ const (
 	much = 100
 )
 
-// problems are sorted by severity, and causes come before what follows from them.
+// problems are sorted by severity, and causes come before what follows from them. recent is over ten seconds, and rules
+// over the quarter of an hour of the history. A problem goes when its cause does.
 func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	say := func(severity, runbook, detail, format string, args ...any) {
 		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
 	}
+	// Causes come first: bad rules and a store without an answer explain most of what follows.
 	if s.Config.Error != "" {
 		effect := "the previous rules stay in force"
 		if s.Config.Fingerprint == "" {
@@ -52,6 +55,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			storeNamed(&s.Store)+". Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store has not answered for %.0f s", s.Store.SyncAge)
 	}
+	// While the breaker is open, replies are not slow but missing, which is another problem.
 	if least := s.Store.Deadline; recent.Trip > least/slowStore && least > 0 && !s.Store.BreakerOpen {
 		say(Warn, "store-slow",
 			fmt.Sprintf("The shortest store_deadline of the rules is %.0f ms. After it, on_store_failure decides. "+
@@ -63,6 +67,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 		say(Warn, "fallback-active",
 			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
 	}
+	// Losses count since the first look in the history, so the warning stays for a quarter of an hour.
 	if recent.Lost > 0 {
 		say(Warn, "store-data-lost",
 			"Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
@@ -93,6 +98,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
 				"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
+	// In an outage no seat can be renewed, and the outage is named already.
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
 		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
 			"No drift seat: rules of mode approx use leases only")
@@ -100,11 +106,13 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	if s.Panics > 0 {
 		say(Warn, "panics", "The log has the stack of each.", "%d requests since the start hit a bug", s.Panics)
 	}
+	// "bad" is before "warn" in the alphabet, and the sort is stable, so causes stay before effects.
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return all
 }
 
-// failedCalls reports calls that get no decision, and requests that no rule limits.
+// failedCalls reports calls that get no decision, and requests that no rule limits. recent.Other leaves out requests
+// without descriptors, which have a problem of their own.
 func failedCalls(s *State, recent *Rates, say sayer) {
 	calls := recent.Passed + recent.Refused + recent.Failed
 	if recent.Other > 0 {
@@ -139,7 +147,8 @@ func storeNamed(s *metrics.StoreState) string {
 	return fmt.Sprintf("Its address is %s, and the last error: %s", s.Address, s.LastError)
 }
 
-// steadiness tells a constant delay, as of a network, from one that varies, as of a lack of CPU.
+// steadiness tells a constant delay, as of a network, from one that varies, as of a lack of CPU. A constant delay needs
+// a nearer store. One that varies needs more CPU.
 func steadiness(recent *Rates) string {
 	const part = 4 // of the mean, in a constant delay; the fastest is known to a factor of two
 	text := fmt.Sprintf("The fastest took at least %.1f ms", recent.Fastest*1e3)
@@ -157,6 +166,7 @@ func counted(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
+// sayer adds a problem: its severity, its runbook, its detail, and the text with its values.
 type sayer func(severity, runbook, detail, format string, args ...any)
 
 // brokenBounds reports rules that exceeded their declared bounds, and separately the admissions by on_store_failure.
@@ -169,6 +179,7 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 		switch {
 		case lately.beyond > 0:
 			now = append(now, fmt.Sprintf("%s (declared: %d, for each key and window)", name, r.Declared))
+		// An excess from before the history stays as a warning until the node restarts.
 		case r.Beyond > 0:
 			before = append(before, name)
 		}
@@ -188,6 +199,7 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 	}
 }
 
+// fleetProblems compares nodes by their registrations: silent ones, and different fingerprints of rules.
 func fleetProblems(s *State, say sayer) {
 	var silent []string
 	sets := map[string][]string{} // nodes by their rules
@@ -202,6 +214,7 @@ func fleetProblems(s *State, say sayer) {
 		say(Warn, "node-down", "Last seen: "+few(silent)+". They crashed, hang, or cannot reach the store.",
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
+	// Fingerprints differ during each rollout, too, so the problem is a warning.
 	if len(sets) > 1 {
 		say(Warn, "rules-differ",
 			"A rollout takes about a minute. After that, a node does not get the rules or refuses them: "+
@@ -210,7 +223,8 @@ func fleetProblems(s *State, say sayer) {
 	}
 }
 
-// minority are the nodes whose rules fewer nodes have than the most common ones, with their rules.
+// minority are the nodes whose rules fewer nodes have than the most common ones, with their rules. They are named
+// because the operator looks for the nodes that a rollout has missed.
 func minority(sets map[string][]string) (names []string) {
 	rules := slices.SortedFunc(maps.Keys(sets), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(sets[b]), len(sets[a])), strings.Compare(a, b))
@@ -254,7 +268,7 @@ func alone(s *State, rules recentRules) string {
 	return "By rule, with its on_store_failure, a second: " + few(names)
 }
 
-// few joins the first names.
+// few joins the first names. A problem is one line of a page.
 func few(names []string) string {
 	if len(names) <= namedAtMost {
 		return strings.Join(names, ", ")
@@ -262,6 +276,7 @@ func few(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:namedAtMost], ", "), len(names)-namedAtMost)
 }
 
+// figure is a rate with at most one decimal.
 func figure(v float64) string {
 	if v < 10 {
 		return fmt.Sprintf("%.1f", v)

@@ -22,13 +22,15 @@ func NewRedactor() *Redactor {
 	return r
 }
 
+// mark has 32 bits: enough to tell the keys of a page apart, and too few to find a value by trying.
 func (r *Redactor) mark(value string) string {
 	h := hmac.New(sha256.New, r.secret[:])
 	h.Write([]byte(value))
 	return "#" + hex.EncodeToString(h.Sum(nil)[:4])
 }
 
-// account hides the values in the name of an account: the text after its unit and domain, and after each "=".
+// account hides the values in the name of an account: the text after its unit and domain, and after each "=". The name
+// is as console and metrics print it: UNIT|DOMAIN|KEY=VALUE|KEY=VALUE. A text of another form is hidden as a whole.
 func (r *Redactor) account(name string) string {
 	if r == nil {
 		return name
@@ -56,6 +58,7 @@ func (r *Redactor) Accounts(names []string) []string {
 	return hidden
 }
 
+// hottest is a copy with hidden values, so the limiter's own list stays as it is.
 func (r *Redactor) hottest(keys []ratelimit.HotKey) []ratelimit.HotKey {
 	hidden := slices.Clone(keys)
 	for i := range hidden {

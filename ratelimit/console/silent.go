@@ -23,7 +23,8 @@ const (
 	manyRequests = 10_000
 )
 
-// silent are the rules that seem to limit nothing, with the reason.
+// silent are the rules that seem to limit nothing, with the reason. The cases go from the surest sign to the vaguest,
+// and only the first is named. before and cost are of the time before the last quarter of an hour.
 func silent(s *State, recent recentRules) (names []string) {
 	old := s.Now.Sub(s.Started) >= silentAfter
 	for i := range s.Rules {
@@ -33,6 +34,7 @@ func silent(s *State, recent recentRules) (names []string) {
 		before, cost := r.Decisions-min(r.Decisions, lately.decisions), r.Hits-min(r.Hits, lately.hits)
 		switch {
 		case r.Limit == "unlimited":
+		// A young node may not have met the traffic of the rule yet.
 		case r.Decisions == 0 && old:
 			why = "no request in a day"
 		case r.Shadow && lately.refused >= fewRequests && old:
@@ -52,7 +54,8 @@ func silent(s *State, recent recentRules) (names []string) {
 	return names
 }
 
-// costless are the rules most of whose holds end without a cost, so that they count no tokens.
+// costless are the rules most of whose holds end without a cost, so that they count no tokens. A rule is named if more
+// than half of its holds ended so. on_unknown decides what such a hold is charged.
 func costless(s *State, recent recentRules) (names []string) {
 	for i := range s.Rules {
 		r := &s.Rules[i]
@@ -70,7 +73,8 @@ func costless(s *State, recent recentRules) (names []string) {
 	return names
 }
 
-// oneRequestEach reports whether no key had a second request in its window, of many.
+// oneRequestEach reports whether no key had a second request in its window, of many. Highest is the largest usage of a
+// key in a window. If it is not above the mean cost of a request, no key had two.
 func oneRequestEach(r *metrics.RuleState) bool {
 	mean := float64(r.Hits) / float64(max(1, r.Decisions))
 	return r.Decisions >= manyRequests && r.WindowSeconds >= time.Hour.Seconds() &&

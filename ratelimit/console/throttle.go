@@ -22,6 +22,7 @@ const (
 )
 
 // throttle bounds the load on the store by users, and the attempts to guess a token. It is safe for concurrent use.
+// Memory is fixed: two rows of places for addresses, and no entry for each address.
 type throttle struct {
 	questions *rate.Limiter
 	slots     chan struct{}
@@ -58,6 +59,7 @@ func (t *throttle) question() (done func(), ok bool) {
 	default:
 		return nil, false
 	}
+	// The slot goes back, since no explanation runs.
 	if !t.questions.AllowN(t.now(), 1) {
 		<-t.slots
 		return nil, false
@@ -71,6 +73,8 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	now, from := t.now(), prefixOf(address)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	// Used attempts of a place fall by guessRate a second. An address counts with the lower of its two places, so one
+	// crowded place does not block it.
 	var places [2]*guesses
 	least := float64(guessBurst)
 	for i := range places {
@@ -91,7 +95,8 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	return true, false
 }
 
-// prefixOf is the site of an address: for IPv6, its network of 48 bits.
+// prefixOf is the site of an address: for IPv6, its network of 48 bits. A site usually has a /48, and could otherwise
+// try from any of its addresses.
 func prefixOf(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -25,6 +25,7 @@ type about struct{ kind, help string }
 
 var catalogue = readCatalogue()
 
+// Example of a line: counter ratelimit_service_config_load_success Loads of valid rules.
 func readCatalogue() map[string]about {
 	all := map[string]about{}
 	for line := range strings.Lines(catalogueText) {
@@ -48,7 +49,8 @@ var labelValues = map[string][]string{
 // page takes the values of a scrape.
 type page chan<- prometheus.Metric
 
-// desc describes a metric. Pairs are names and values of labels, by turns.
+// desc describes a metric. Pairs are names and values of labels, by turns. It is made anew for each value: the labels
+// of a metric may differ from scrape to scrape.
 func desc(name string, pairs ...string) *prometheus.Desc {
 	labels := prometheus.Labels{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -57,7 +59,7 @@ func desc(name string, pairs ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, catalogue[name].help, nil, labels)
 }
 
-// put shows a value.
+// put shows a value. A value that cannot be a metric is a bug here, and panics.
 func (p page) put(name string, v float64, pairs ...string) {
 	kind := prometheus.GaugeValue
 	if catalogue[name].kind == "counter" {
@@ -66,7 +68,8 @@ func (p page) put(name string, v float64, pairs ...string) {
 	p <- prometheus.MustNewConstMetric(desc(name, pairs...), kind, v)
 }
 
-// tagged shows the tagged fields of a struct, which is not copied. Pairs are labels of all of them.
+// tagged shows the tagged fields of a struct, which is not copied. Pairs are labels of all of them. The struct has
+// atomic fields, so it is read by pointer, field by field. An array has one value for each of labelValues.
 func (p page) tagged(of any, pairs ...string) {
 	s := reflect.ValueOf(of).Elem()
 	for i := range s.NumField() {
@@ -88,7 +91,8 @@ func (p page) tagged(of any, pairs ...string) {
 	}
 }
 
-// distribution shows one, whose values are multiplied by scale.
+// distribution shows one, whose values are multiplied by scale. Bucket i counts values of at most 2^i. The last one has
+// all larger values, which Prometheus takes from the count.
 func (p page) distribution(name string, c ratelimit.DistributionCounts, scale float64) {
 	buckets, sum := map[float64]uint64{}, uint64(0)
 	for i, n := range c.Buckets[:len(c.Buckets)-1] {
@@ -98,7 +102,8 @@ func (p page) distribution(name string, c ratelimit.DistributionCounts, scale fl
 	p <- prometheus.MustNewConstHistogram(desc(name), c.Count, scale*float64(c.Sum), buckets)
 }
 
-// count is a number, the length of a list, or 1 for true.
+// count is a number, the length of a list, or 1 for true. v must be addressable: atomic counters are read through their
+// address.
 func count(v reflect.Value) int64 {
 	switch x := v.Addr().Interface().(type) {
 	case *atomic.Uint64:
@@ -132,7 +137,8 @@ type field[T any] struct {
 	of    func(*T) int64
 }
 
-// fields are those of a T with such a tag.
+// fields are those of a T with such a tag. It uses reflection once, when the program starts, and then one function for
+// each field.
 func fields[T any](key string) (all []field[T]) {
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
 		if name := f.Tag.Get(key); name != "" {

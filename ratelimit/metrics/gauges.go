@@ -15,7 +15,7 @@ type Pool struct {
 	Refused atomic.Uint64 // of Closed: for the sizes that the server announced
 }
 
-// refused is 0 of no pool.
+// refused is 0 of no pool. So the metric is there, as 0, with any store.
 func (p *Pool) refused() uint64 {
 	if p == nil {
 		return 0
@@ -45,7 +45,7 @@ func (c Collector) Gauges(see func(name string, value uint64)) {
 	see("ratelimit.go.numGoroutine", uint64(runtime.NumGoroutine()))
 }
 
-// counters gives the counters that belong to the gauges.
+// counters gives the counters that belong to the gauges. A nil Pool or nil Certificates leave theirs out.
 func (c Collector) counters(see func(name string, n uint64)) {
 	if c.Pool != nil {
 		each(c.Pool, see)
@@ -56,7 +56,8 @@ func (c Collector) counters(see func(name string, n uint64)) {
 	memory(see, "totalAlloc lookups mallocs frees pauseTotalNs numGC")
 }
 
-// memory gives fields of [runtime.MemStats], whose names begin with a small letter here.
+// memory gives fields of [runtime.MemStats], whose names begin with a small letter here. names are words such as
+// heapAlloc, for the field HeapAlloc. It reads all of them in one stop of the process.
 func memory(see func(name string, n uint64), names string) (m runtime.MemStats) {
 	runtime.ReadMemStats(&m)
 	of := reflect.ValueOf(&m).Elem()

@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// writeHolds writes those with labels of their own.
+// writeHolds writes those with labels of their own. The histogram's buckets are sums over all lower ones, as Prometheus
+// has them. Ratios are stored in percent.
 func writeHolds(rules []ruleRow, head func(name string), line func(name, labels string, n int64),
 	fraction func(name, labels string, v float64),
 ) {

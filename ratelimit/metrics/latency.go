@@ -6,10 +6,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// method is the label of the histogram, and a part of names in statsd.
 const method = "ShouldRateLimit"
 
 // NewLatency returns the histogram of whole calls under their name, which says seconds whatever unit it is in. The unit
-// is a second, or a millisecond, as older versions of envoyproxy/ratelimit had it under that name.
+// is a second, or a millisecond, as older versions of envoyproxy/ratelimit had it under that name. The buckets are
+// denser below a millisecond, because most calls are answered from memory in some microseconds.
 func NewLatency(unit time.Duration) *Latency {
 	scale := float64(time.Second / unit)
 	buckets := []float64{

@@ -21,7 +21,7 @@ type Mapping struct{ file *mapper.MetricMapper }
 // maxPlaces has room for all names of a scrape: the file takes 100 us for the names of a rule.
 const maxPlaces = 8 * (MaxRules + 1000)
 
-// ReadMapping reads a file.
+// ReadMapping reads a file. The cache has a registry of its own, so its metrics are not shown.
 func ReadMapping(name string) (*Mapping, error) {
 	m := &mapper.MetricMapper{Logger: slog.New(slog.DiscardHandler)}
 	if err := m.InitFromFile(name); err != nil {
@@ -36,7 +36,8 @@ func ReadMapping(name string) (*Mapping, error) {
 }
 
 // mapped are the metrics that the Mapping names. Without one there are none. They are made anew for each scrape, so
-// that those of rules that went away do not stay.
+// that those of rules that went away do not stay. The steps: for each counter and gauge, find the mapping of its name
+// in statsd, and add the value to the metric that it names. The registry gathers the result.
 func (c Collector) mapped() ([]*dto.MetricFamily, error) {
 	if c.Mapping == nil {
 		return nil, nil
@@ -56,6 +57,7 @@ func (c Collector) mapped() ([]*dto.MetricFamily, error) {
 			if to.Scale.Set {
 				value *= to.Scale.Val
 			}
+			// The cases leave out what has no place in the result.
 			counts := kind == mapper.MetricTypeCounter
 			switch {
 			case to.Action == mapper.ActionTypeDrop:
@@ -96,6 +98,7 @@ func (c Collector) unmapped(all, mapped []*dto.MetricFamily) []*dto.MetricFamily
 	if c.Mapping == nil {
 		return all
 	}
+	// A name that the mapping took must not come twice in one scrape.
 	names := map[string]bool{}
 	for _, f := range mapped {
 		names[f.GetName()] = true

@@ -25,6 +25,8 @@ import (
 // MaxRules is how many rules have series of their own; all others share those with the domain and key "(other)".
 const MaxRules = 10_000
 
+// A scrape has two parts. Metrics of rules are written as text (rules.go), because there may be 10,000 rules. All
+// others are collected here by the library of Prometheus.
 // Collector has the values of the metrics. It is a prometheus.Collector of all but those of rules; see Handler.
 type Collector struct {
 	Store   *config.Store
@@ -74,7 +76,8 @@ type StoreSafety struct {
 	Evicted uint64 `metric:"sluice_store_evicted_keys"`
 }
 
-// Describe implements prometheus.Collector. Which metrics there are depends on the fields that are set.
+// Describe implements prometheus.Collector. Which metrics there are depends on the fields that are set. A collector
+// without descriptions is unchecked: the library allows it, and looks for duplicates at each scrape.
 func (c Collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -92,10 +95,12 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectGate(p)
 }
 
-// collectCalls shows what became of calls.
+// collectCalls shows what became of calls. An unknown domain comes from a request, so its name is no label.
 func (c Collector) collectCalls(p page) {
+	// Dashboards of envoyproxy/ratelimit expect the series. Here on_store_failure decides, so it is always 0.
 	p.put("ratelimit_service_should_rate_limit_error", 0, "err_type", "redis_error")
 	saved := uint64(0)
+	// Each decision but a claim would have cost an operation of a service that asks Redis for each request.
 	for i := range ratelimit.Sources {
 		if ratelimit.Source(i) != ratelimit.FromClaim {
 			saved += c.Stats.Sources[i].Load()
@@ -113,7 +118,8 @@ func (c Collector) collectCalls(p page) {
 	p.put("sluice_unknown_domain_total", float64(unknown))
 }
 
-// collectConfig shows which rules are in force, and whether there is something newer that is bad.
+// collectConfig shows which rules are in force, and whether there is something newer that is bad. Without rules there
+// is no fingerprint, and no time of a load.
 func (c Collector) collectConfig(p page) {
 	loaded, failed := c.Store.Loads()
 	p.put("ratelimit_service_config_load_success", float64(loaded))
@@ -126,6 +132,7 @@ func (c Collector) collectConfig(p page) {
 	if least := c.leastDeadline(); least > 0 {
 		p.put("sluice_store_deadline_seconds", least.Seconds())
 	}
+	// There are no rules yet.
 	if s.Fingerprint == "" {
 		return
 	}
@@ -133,7 +140,7 @@ func (c Collector) collectConfig(p page) {
 	p.put("sluice_config_last_reload_success_timestamp_seconds", float64(s.Loaded.UnixMilli())/1e3)
 }
 
-// collectStore shows the work of the store, and what it may lose.
+// collectStore shows the work of the store, and what it may lose. A node without a store has the first ones, as 0.
 func (c Collector) collectStore(p page, s *ratelimit.LimiterStats) {
 	p.put("sluice_store_sync_age_seconds", s.SyncAge.Seconds())
 	p.put("sluice_store_operations_total", float64(s.RoundTrips-min(s.Failed, s.RoundTrips)), "result", "answered")
@@ -160,9 +167,11 @@ func (c Collector) collectFleet(p page) {
 	}
 	s := c.Ring()
 	p.tagged(&s)
+	// Kinds are names in package routing, so their number is bounded.
 	for kind, n := range s.RejectedBy {
 		p.put("sluice_rejected_total", float64(n), "from", "peer", "kind", kind)
 	}
+	// Nodes agree on the ring if their values are equal. A float64 holds 53 bits, so the lowest 12 of 64 are cut.
 	p.put("sluice_ring_fingerprint", float64(s.Ring>>12)) // what a float holds
 }
 
@@ -179,8 +188,9 @@ func (c Collector) collectGate(p page) {
 	}
 }
 
-// Handler serves the metrics of rules, and then those of the registry, which
-// should have c. At most four scrapes are answered at a time.
+// Handler serves the metrics of rules, and then those of the registry, which should have c. At most four scrapes are
+// answered at a time. A scrape reads the counters of all rules, so unlimited scrapes could take the processor from
+// decisions. All else is gathered before the first byte is written, so that an error can still have a status.
 func (c Collector) Handler(registry prometheus.Gatherer) http.Handler {
 	slots := make(chan struct{}, 4)
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// State is the data of the console: the counters of the metrics, and the busiest rules.
+// State is the data of the console: the counters of the metrics, and the busiest rules. A tag of names a counter of
+// another struct, which copyCounts copies.
 type State struct {
 	Version   string `json:"version"`
 	Calls     uint64 `json:"calls" of:"Requests"`
@@ -97,7 +98,7 @@ type StoreNow struct {
 	LastErrorAt time.Time `json:"last_error_at,omitzero"`
 }
 
-// RuleState is one rule.
+// RuleState is one rule. Rules beyond MaxRules are one of them.
 type RuleState struct {
 	Domain string           `json:"domain"`
 	Rule   string           `json:"rule"`
@@ -148,7 +149,8 @@ func (c Collector) Turn() {
 	}
 }
 
-// State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions.
+// State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions. It reads
+// each counter once, without a lock over all, so that sums may differ by the requests of that moment.
 func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	waited := float64(l.StoreTime.Sum) / 1e6
@@ -177,6 +179,7 @@ func (c Collector) State(n int) State {
 		}
 	}
 	v.Unlimited = c.unlimited()
+	// The sums are over all causes, before the list is cut.
 	for _, u := range v.Unlimited {
 		v.UnlimitedRequests += u.Requests
 		if u.Cause == NoDescriptors {
@@ -198,6 +201,7 @@ func (c Collector) State(n int) State {
 	for i := range rules {
 		v.Rules = append(v.Rules, rules[i].state())
 	}
+	// Rules beyond a bound are never cut before those that hold.
 	slices.SortStableFunc(v.Rules, func(a, b RuleState) int {
 		return cmp.Or(cmp.Compare(b.Beyond, a.Beyond), cmp.Compare(b.Decisions, a.Decisions))
 	})
@@ -205,6 +209,7 @@ func (c Collector) State(n int) State {
 	return v
 }
 
+// Domains and keys come from requests. Their number is bounded where they are counted ([ratelimit.MaxNames]).
 func (c Collector) unlimited() (all []Unlimited) {
 	byDomain := func(cause string, of *ratelimit.RuleCounters) {
 		of.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
@@ -244,7 +249,7 @@ func named(names []string, counters any) map[string]uint64 {
 }
 
 // copyCounts sets the fields of a state with a tag of:"NAME" to the counters of these names. It is for JSON what the
-// tags of counters are for Prometheus.
+// tags of counters are for Prometheus. A tag without such a counter panics at the first call.
 func copyCounts(state, counters any) {
 	to, from := reflect.ValueOf(state).Elem(), reflect.ValueOf(counters).Elem()
 	for i := range to.NumField() {
@@ -257,6 +262,7 @@ func copyCounts(state, counters any) {
 	}
 }
 
+// state is the row for JSON. An unlimited rule has counts, but no limit and no bounds.
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",

@@ -38,9 +38,11 @@ type Statsd struct {
 	gone   chan struct{} // closed when the server has closed conn
 }
 
+// statsdTimeout bounds the dial, and then the write, so that a server that hangs delays the end of the node by four
+// seconds at most.
 const statsdTimeout = 2 * time.Second
 
-// Run sends until ctx is done, and then once more. It blocks.
+// Run sends until ctx is done, and then once more. It blocks. One goroutine calls it, so its fields need no lock.
 func (s *Statsd) Run(ctx context.Context) {
 	s.sent, s.suffix = map[string]uint64{}, tagSuffix(s.Tags)
 	tick := time.NewTicker(s.Interval)
@@ -58,7 +60,8 @@ func (s *Statsd) Run(ctx context.Context) {
 	s.close()
 }
 
-// tagSuffix is the suffix of each name.
+// tagSuffix is the suffix of each name. Example: .__env=prod.__zone=eu, in the order of names. This is the form of
+// envoyproxy/ratelimit's statsd library.
 func tagSuffix(tags map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
@@ -67,7 +70,8 @@ func tagSuffix(tags map[string]string) string {
 	return b.String()
 }
 
-// flush sends what has changed.
+// flush sends what has changed. sent, calls and took change only after a send without an error. So the next increments
+// include those that failed.
 func (s *Statsd) flush() error {
 	var lines bytes.Buffer
 	now := make(map[string]uint64, len(s.sent))
@@ -80,6 +84,7 @@ func (s *Statsd) flush() error {
 		}
 	}
 	s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
+	// Names without an increment send nothing, as statsd expects. Gauges are sent each time.
 	calls, took := s.latency(&lines)
 	if lines.Len() > 0 {
 		if err := s.write(lines.Bytes()); err != nil {
@@ -92,6 +97,7 @@ func (s *Statsd) flush() error {
 	return nil
 }
 
+// latency writes the mean of the calls since the last send. It returns the totals for the next one.
 func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	var m dto.Metric
 	if err := s.Latency.Write(&m); err != nil {

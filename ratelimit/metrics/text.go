@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// WriteStats writes the counters as lines of "name: value" under the names of
-// envoyproxy/ratelimit's statsd output, and then the gauges.
+// WriteStats writes the counters as lines of "name: value" under the names of envoyproxy/ratelimit's statsd output, and
+// then the gauges.
 func (c Collector) WriteStats(w io.Writer) {
 	write := func(name string, n uint64) { fmt.Fprintf(w, "%s: %d\n", name, n) }
 	c.Counters(write)
@@ -57,7 +57,8 @@ var (
 	ipv4          = regexp.MustCompile(`\d{1,3}(\.\d{1,3}){3}`)
 )
 
-// segment is a part of a statsd name: separators, and the dots of an IPv4 address, become "_".
+// segment is a part of a statsd name: separators, and the dots of an IPv4 address, become "_". A colon or a bar would
+// end the name in a line of statsd.
 func segment(s string) string {
 	if s = unsafeInNames.Replace(s); strings.Count(s, ".") < 3 { // the expression is slow, and rules are many
 		return s
@@ -84,7 +85,8 @@ func (c Collector) WriteRules(w io.Writer) {
 	}
 }
 
-// WriteRing writes the members of the ring, and this owner's hot keys.
+// WriteRing writes the members of the ring, and this owner's hot keys. A value may be hidden in keys: the source of
+// Ring does that.
 func (c Collector) WriteRing(w io.Writer) {
 	if c.Ring == nil {
 		fmt.Fprintln(w, "PEERS is not set: there is no ring")
@@ -103,6 +105,7 @@ func (c Collector) WriteRing(w io.Writer) {
 	}
 }
 
+// describe is a rule on one line, in the words of envoyproxy/ratelimit where it has them.
 func describe(r *ratelimit.Rule) string {
 	what := "unlimited"
 	switch {

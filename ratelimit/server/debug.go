@@ -35,6 +35,7 @@ func Debug(pages map[string]func(io.Writer), metrics http.Handler, hosts []strin
 			write(w)
 		})
 	}
+	// The pattern is the root alone, so that unknown paths are 404.
 	page("/{$}", func(w io.Writer) {
 		_, _ = io.WriteString(w, "/console: the state of this node, live\n/explain?domain=D&entry=K=V: the decision "+
 			"on a descriptor, with its reason\n/rlconfig: the rules in force\n/stats: counters\n/ring: the owners of "+
@@ -67,8 +68,9 @@ func Debug(pages map[string]func(io.Writer), metrics http.Handler, hosts []strin
 // privateNames end names that only a local resolver has.
 var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
 
-// hostAllowed reports whether a Host can only mean this port: an address, a name without a dot or outside of
-// public registries, or an allowed name.
+// hostAllowed reports whether a Host can only mean this port: an address, a name without a dot or outside of public
+// registries, or an allowed name. Host is a header of the caller. A browser sets it from the URL, and a page cannot
+// change it.
 func hostAllowed(host string, allowed []string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -88,8 +90,8 @@ func hostAllowed(host string, allowed []string) bool {
 	return slices.ContainsFunc(allowed, func(a string) bool { return a == "*" || strings.EqualFold(a, name) })
 }
 
-// profiler bounds profiles: callers on this machine take them (also kubectl port-forward), for how long, and one at
-// a time. A profile costs the processor for as long as it takes, and shows what is in memory.
+// profiler bounds profiles: callers on this machine take them (also kubectl port-forward), for how long, and one at a
+// time. A profile costs the processor for as long as it takes, and shows what is in memory.
 func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	one := make(chan struct{}, 1)
 	return func(take http.HandlerFunc) http.HandlerFunc {
@@ -99,6 +101,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 					": use this machine, or kubectl port-forward", http.StatusForbidden)
 				return
 			}
+			// The bound must be below WriteTimeout of the port, or the connection ends before the profile is written.
 			if text := r.FormValue("seconds"); text != "" {
 				seconds, err := strconv.ParseFloat(text, 64)
 				// A NaN is in no range, which a comparison the other way round would let pass.

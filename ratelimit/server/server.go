@@ -60,7 +60,7 @@ type Streams interface {
 	Drain() // ends them all; it does not wait
 }
 
-// Server serves until it is drained.
+// Server serves until it is drained. ready is the last SetHealthy, and drains wins over it.
 type Server struct {
 	options   Options
 	log       *slog.Logger
@@ -73,10 +73,11 @@ type Server struct {
 	calls     gate
 }
 
-// healthServices are the names of the health service.
+// healthServices are the names of the health service. ratelimit is the name that envoyproxy/ratelimit has.
 var healthServices = []string{"", "ratelimit"}
 
-// New makes a server and opens its ports. Handlers are for the HTTP, debug and metrics ports.
+// New makes a server and opens its ports. Handlers are for the HTTP, debug and metrics ports. If its address is fixed,
+// the gRPC port is closed again until Open (gate). After an error no port is open.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
 	services := &transport.Services{Codec: wire.Codec(), Around: fewReflections(), Spans: o.Spans}
@@ -150,6 +151,7 @@ func fewReflections() grpc.StreamServerInterceptor {
 	}
 }
 
+// open opens all ports in the order of the table. listeners[0] is HTTP, listeners[1] debug, and the last one gRPC.
 func (v *Server) open(public, debug, metrics http.Handler) error {
 	ports := []struct {
 		what, network, address string
@@ -186,6 +188,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if p.address == "" {
 			continue
 		}
+		// It is a function because the gate opens gRPC's port again.
 		open := func() (*transport.Listener, error) {
 			shared := net.ListenConfig{Control: sharePort} // by several processes
 			l, err := shared.Listen(context.Background(), p.network, p.address)
@@ -220,7 +223,9 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	return nil
 }
 
-// overlap reports whether connections to one address may come to the other. The kernel does not: see sharePort.
+// overlap reports whether connections to one address may come to the other. The kernel does not: see sharePort. With
+// SO_REUSEPORT, two ports of this process on one address would each get a part of the connections. Some calls would
+// then meet the wrong handler.
 func overlap(a, b net.Addr) bool {
 	x, isTCP := a.(*net.TCPAddr)
 	y, areBoth := b.(*net.TCPAddr)
@@ -230,7 +235,8 @@ func overlap(a, b net.Addr) bool {
 // maxHTTPHeader bounds the headers of an HTTP request, and with them the question that /explain is asked.
 const maxHTTPHeader = 16 << 10
 
-// removeStaleSocket removes a socket that a process which is gone left behind.
+// removeStaleSocket removes a socket that a process which is gone left behind. Only sockets are removed, so a wrong
+// GRPC_UDS deletes no file.
 func removeStaleSocket(path string) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
@@ -265,7 +271,8 @@ func (v *Server) SetHealthy(ok bool) {
 	}
 }
 
-// check answers a health check. It is the method of a transport.Port.
+// check answers a health check. It is the method of a transport.Port. It must not block, because the port calls it
+// without a goroutine.
 func (v *Server) check(ctx context.Context, request, out []byte) ([]byte, error) {
 	var q healthpb.HealthCheckRequest
 	if err := proto.Unmarshal(request, &q); err != nil {
@@ -278,6 +285,7 @@ func (v *Server) check(ctx context.Context, request, out []byte) ([]byte, error)
 	return proto.MarshalOptions{}.MarshalAppend(out, answer)
 }
 
+// A drain fails the check although the node still answers: that is its sign to load balancers.
 func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if v.drains.Load() || !v.ready.Load() {
 		w.WriteHeader(http.StatusInternalServerError)
@@ -291,8 +299,8 @@ func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// Serve serves until ctx is done, and then drains; hurry ends the drain time
-// early. It returns when everything has ended, and why, if not because of ctx.
+// Serve serves until ctx is done, and then drains; hurry ends the drain time early. It returns when everything has
+// ended, and why, if not because of ctx.
 func (v *Server) Serve(ctx, hurry context.Context) error {
 	var g errgroup.Group
 	failed, fail := context.WithCancelCause(ctx)
@@ -308,17 +316,21 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 			return nil
 		})
 	}
+	// The HTTP servers have the first listeners, in the same order.
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
 	run(func(net.Listener) error { return v.calls.serve(failed, v.port.Serve) },
 		v.listeners[len(v.listeners)-1])
+	// It ends with ctx, or with the first port that fails.
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()
 }
 
+// The steps: health fails, DRAIN_TIME passes, streams end, and calls under way have the grace time to end.
 func (v *Server) drain(hurry context.Context) {
+	// From here on, serveHealth fails, whatever SetHealthy says.
 	v.drains.Store(true)
 	v.health.Shutdown() // no later SetHealthy changes it, nor drains
 	if hurry.Err() == nil {
@@ -356,6 +368,7 @@ func (v *Server) drain(hurry context.Context) {
 	_ = g.Wait()
 }
 
+// close is for a start that failed: no call was accepted yet.
 func (v *Server) close() {
 	for _, l := range v.listeners {
 		l.Close()

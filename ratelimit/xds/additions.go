@@ -77,8 +77,8 @@ func ReadAdditions(name string) (*Additions, error) {
 	return &a, nil
 }
 
-// of returns the additions to a descriptor, or with no path to its domain. If more than one addition sets a
-// field, the last counts. The error has the faults of the used ones.
+// of returns the additions to a descriptor, or with no path to its domain. If more than one addition sets a field, the
+// last counts. The error has the faults of the used ones.
 func (a *Additions) of(domain string, path []string) (map[string]any, error) {
 	all := map[string]any{}
 	if a == nil {

@@ -63,7 +63,7 @@ type pauses struct {
 
 // after is the wait after an attempt with this many pushes; random is from 0 to 1. A stream counts as a success only
 // when something came: a server that takes connections and ends them at once would otherwise be asked without a growing
-// pause.
+// pause. Example: First 500ms, Longest 1s: 0.5, 1, 1, ... seconds, each with its spread.
 func (p *pauses) after(pushes int, random float64) time.Duration {
 	if pushes > 0 {
 		p.connected, p.failures = true, 0
@@ -94,7 +94,7 @@ func NewClient(o Options) *Client {
 	return &Client{options: o, pace: config.Pace{Interval: o.Interval}}
 }
 
-// Read implements [config.Source]. Before the first push there is nothing yet.
+// Read implements [config.Source]. Before the first push there is nothing yet. It does not block on the server.
 func (c *Client) Read() ([]config.Text, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,6 +124,8 @@ func (c *Client) attempt(ctx context.Context, load *config.Store) int {
 	if ctx.Err() != nil {
 		return pushes
 	}
+	// The error has no type of its own. Such a push counts as refused rules, so an operator sees it in the status of
+	// the rules.
 	if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
 		load.Refuse(err)
 	}
@@ -156,8 +158,9 @@ func (c *Client) dial(load *config.Store) (*grpc.ClientConn, error) {
 	)
 }
 
-// stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
-// be loaded, the last one is loaded and answered. A nonce without an answer was overtaken by the next.
+// stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may be loaded,
+// the last one is loaded and answered. A nonce without an answer was overtaken by the next. Two goroutines share a
+// stream: receive reads pushes, and this one loads and answers them.
 func (c *Client) stream(ctx context.Context, load *config.Store) (pushes int, err error) {
 	conn, err := c.dial(load)
 	if err != nil {
@@ -181,6 +184,7 @@ func (c *Client) stream(ctx context.Context, load *config.Store) (pushes int, er
 	refused := ""
 	in := inbox{latest: make(chan *discovery.DiscoveryResponse, 1), ended: make(chan struct{})}
 	go in.receive(ctx, stream, min(c.options.Interval/10, longestPause), load)
+	// receive must have ended before the connection closes, so that no goroutine outlives the attempt.
 	defer func() { end(); <-in.ended }()
 	for {
 		if err := stream.Send(request); err != nil {

@@ -57,6 +57,7 @@ func (s shape) count(b []byte, left *int, depth int) error {
 // (package config), with metadata in the last: a level of JSON is three messages.
 const maxMessageDepth = 208
 
+// errMany marks a push that is well formed and too large, so that the text can name the maximum.
 var errMany = fmt.Errorf("it holds too many messages")
 
 // codec reads pushes, but none with more resources than there may be files.
@@ -67,6 +68,7 @@ type codec struct {
 	refuse func(error)
 }
 
+// refuse is called for a push that is not built, from the goroutine that receives.
 func newCodec(b config.Caps, refuse func(error)) codec {
 	// A response has a few messages in addition to its resources; 100 are more than any server sends.
 	return codec{encoding.GetCodecV2(grpcproto.Name), b.Files + 100, refuse}

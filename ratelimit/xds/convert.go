@@ -26,6 +26,9 @@ const (
 )
 
 // converter turns the resources of one push into YAML, so that they are checked and compiled as files are.
+//
+// A converted resource looks like a file. Example: domain: "edge", then descriptors: with items - key: "user", each
+// field on its own line.
 type converter struct {
 	more *Additions
 	caps config.Caps
@@ -152,6 +155,8 @@ func (c *converter) descriptors(indent string, all []*rlsconf.RateLimitDescripto
 // descriptor converts an item of a list. Its other fields are indented by the mark of the item.
 func (c *converter) descriptor(indent string, m *rlsconf.RateLimitDescriptor) error {
 	named := config.Descriptor{Key: m.GetKey(), Value: m.GetValue()}
+	// path is a stack: a descriptor takes its segment off at its end. After an error its state does not matter, because
+	// the resource is given up.
 	c.path = append(c.path, named.Segment())
 	c.line(indent, "- key", strconv.Quote(m.GetKey()))
 	below := indent + "  "
@@ -171,6 +176,7 @@ func (c *converter) descriptor(indent string, m *rlsconf.RateLimitDescriptor) er
 	return err
 }
 
+// limit writes rate_limit with its fields; nil: there is none, and the descriptor has no limit.
 func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	if m == nil {
 		return

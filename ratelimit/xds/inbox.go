@@ -13,7 +13,7 @@ import (
 // longestPause is the longest time between two receptions, so that no push is later by more.
 const longestPause = 100 * time.Millisecond
 
-// inbox holds the last push that is not answered yet.
+// inbox holds the last push that is not answered yet. receive writes, and the goroutine of stream reads.
 type inbox struct {
 	// latest has room for one push. A push that has not been taken when the next comes is replaced.
 	latest chan *discovery.DiscoveryResponse
@@ -47,7 +47,8 @@ func (in *inbox) receive(ctx context.Context,
 	}
 }
 
-// next waits until a load may begin, and takes the last push then.
+// next waits until a load may begin, and takes the last push then. It blocks until there is a push, or the stream has
+// ended. ctx bounds only the pause, because the end of ctx ends the stream, too.
 func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
 	// The wait comes before the push is taken, so that what comes meanwhile is loaded instead.
 	if wait := c.pace.Wait(time.Now()); wait > 0 {

@@ -18,6 +18,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
+// check reads rules and judges them without a server: it opens no port and connects to no store. The steps are in
+// Command.Run. findings.go prints problems, declare.go the worst case, regions.go and rlqs.go further tables, and
+// override.go adds rules of --override.
 // Command validates rules as a server does, and declares what they promise.
 type Command struct {
 	Path           string                `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
@@ -49,13 +52,16 @@ type Command struct {
 // Version is that of the program, in SARIF.
 type Version string
 
+// Each error has exit code 1. A wrong command line has 2.
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
 	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
 	errStrict      = errors.New("the rules have warnings, which fail with --strict")
 )
 
-// Run validates, and says so with the exit code.
+// Run validates, and says so with the exit code. The steps: read and compile the rules, add those of --override,
+// compare with --from, print, and choose the error. Results go to Out and findings to Err, so that a pipe gets the
+// table alone.
 func (c *Command) Run(s cli.Streams, version Version) error {
 	if c.Schema {
 		_, err := s.Out.Write(config.Schema())
@@ -69,6 +75,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	if err != nil {
 		return err
 	}
+	// Bad rules are printed as findings, and have no worst case.
 	if r.rules != nil {
 		r.overridden, err = overridden(r.rules, c.Override)
 		if err != nil {
@@ -80,6 +87,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		if err != nil {
 			return fmt.Errorf("--from: %w", err)
 		}
+		// Bad previous rules are an error of the command: no comparison with them has a meaning.
 		if before.rules == nil {
 			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
 		}
@@ -89,6 +97,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	if err := c.print(s, r, version); err != nil {
 		return err
 	}
+	// The tables of RLQS and of regions are computed also if they are not printed, because they may fail the command.
 	out := s.Out
 	if c.JSON || c.SARIF || r.before != nil { // they have no place for more, and it fails all the same
 		out = io.Discard
@@ -108,13 +117,15 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		return errCheckFailed
 	case slices.ContainsFunc(r.warnings, func(p *config.Problem) bool { return p.Kind.Fatal() }):
 		return errFatal
+	// Fatal warnings fail in any case, and come before.
 	case c.Strict && len(r.warnings) > 0:
 		return errStrict
 	}
 	return nil
 }
 
-// renamed warns of rules that seem renamed: their usage starts anew.
+// renamed warns of rules that seem renamed: their usage starts anew. A name is a part of each key in the store. After a
+// change of it, all keys have their whole limit again.
 func (c *Command) renamed(r *checked) config.Problems {
 	if r.rules == nil {
 		return nil
@@ -126,6 +137,7 @@ func (c *Command) renamed(r *checked) config.Problems {
 	return config.Problems{{Place: config.Place{File: c.Path}, Kind: config.NewName, Message: text}}
 }
 
+// print writes one of the forms: JSON, SARIF, or text with the changes or the worst case.
 func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 	switch {
 	case c.JSON:
@@ -145,6 +157,8 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 	return declaration{Command: c, rules: slices.Concat(r.rules.All(), r.overridden), now: time.Now()}.write(s.Out)
 }
 
+// storage is where the fleet counts. One node without a named store counts in its memory, as serve does without
+// REDIS_URL.
 func (c *Command) storage() declare.Storage {
 	if c.NoStore || c.Nodes == 1 && c.Store == "" || c.Store == "memory" {
 		return declare.OwnMemory
@@ -152,7 +166,8 @@ func (c *Command) storage() declare.Storage {
 	return declare.SharedStore
 }
 
-// Validate refuses wrong command lines.
+// Validate refuses wrong command lines. kong calls it before Run. It also finds the promise of the store, which has the
+// error of an unknown name.
 func (c *Command) Validate() (err error) {
 	switch {
 	case c.Path == "" && !c.Schema:
@@ -175,7 +190,8 @@ func (c *Command) Validate() (err error) {
 	return cmp.Or(err, c.Distance.validate(c.Nodes))
 }
 
-// options are those of the server, whose settings check takes, too.
+// options are those of the server, whose settings check takes, too. The caps follow from MAX_MEMORY, as in a server. So
+// check refuses rules that a node of that memory would refuse.
 func (c *Command) options() (config.Options, error) {
 	defaults, err := c.Coordination.Default()
 	memory, bad := settings.MemoryOf(c.MaxMemory)
@@ -195,7 +211,8 @@ type checked struct {
 	overridden         []*ratelimit.Rule // of --override
 }
 
-// checked reads and compiles the rules at a path. Names of files are relative to the working directory.
+// checked reads and compiles the rules at a path. Names of files are relative to the working directory. An error is one
+// of reading. Bad rules are in problems, and rules is nil then.
 func (c *Command) checked(path string, o config.Options) (*checked, error) {
 	texts, err := c.read(path)
 	if err != nil {
@@ -203,6 +220,7 @@ func (c *Command) checked(path string, o config.Options) (*checked, error) {
 	}
 	r := &checked{path: path, texts: texts}
 	r.rules, r.warnings, r.problems = config.Parse(texts, o)
+	// An empty directory is most often a mistyped path or an empty mount. A server would start, and limit nothing.
 	if len(texts) == 0 {
 		r.warnings = append(r.warnings, &config.Problem{
 			Place: config.Place{File: path}, Kind: config.NoRules,
@@ -212,6 +230,8 @@ func (c *Command) checked(path string, o config.Options) (*checked, error) {
 	return r, nil
 }
 
+// A text from standard input has the name (stdin) in findings. Names from a tree are relative to it, so the path is put
+// before them, as editors expect.
 func (c *Command) read(path string) ([]config.Text, error) {
 	if path == "-" {
 		most := int64(c.caps.FileBytes)

@@ -19,7 +19,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// declaration is the worst case that rules promise, as a table for people.
+// declaration is the worst case that rules promise, as a table for people. The numbers come from package declare. This
+// file only arranges them for a screen.
 type declaration struct {
 	*Command
 	rules []*ratelimit.Rule
@@ -31,6 +32,7 @@ type declaration struct {
 // screen is how wide a table may be, in columns.
 const screen = 120
 
+// write prints the table, its legend, and then sections for what needs sentences. Nothing is printed without rules.
 func (d declaration) write(out io.Writer) error {
 	if len(d.rules) == 0 {
 		return nil
@@ -66,7 +68,8 @@ var declarationText string
 // declarationTexts are what fleet the worst case is of, and what the columns of its table mean.
 var declarationTexts = template.Must(template.New("declaration").Parse(declarationText))
 
-// bounds are those of a rule on the store.
+// bounds are those of a rule on the store. A store that keeps grants loses none in a failover, so the column DATA LOST
+// equals NORMAL.
 func (c *Command) bounds(r *ratelimit.Rule) declare.Bounds {
 	b := declare.Of(r, c.Nodes, c.storage())
 	if c.promise != nil && c.promise.Keeps {
@@ -75,7 +78,8 @@ func (c *Command) bounds(r *ratelimit.Rule) declare.Bounds {
 	return b
 }
 
-// allDemand is more than any rule admits that has a bound.
+// allDemand is more than any rule admits that has a bound. Half of the largest number leaves room to add drift without
+// an overflow.
 const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
 
 // outageOf is an amount in tokens.
@@ -87,7 +91,7 @@ func outageOf(n declare.Amount) ratelimit.Tokens {
 }
 
 // table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their
-// rows.
+// rows. The columns about the store are there only with one. Without it, owners may still fail in mode routing.
 func (d declaration) table() string {
 	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
 	if d.storage() == declare.SharedStore {
@@ -105,9 +109,12 @@ func (d declaration) table() string {
 	for _, r := range all {
 		rows = append(rows, r.cells)
 	}
+	// The narrow form is easier to read, so it is used whenever it fits.
 	if text := aligned(rows); widest(text) <= screen {
 		return text
 	}
+	// The wide form: a line with the name and the mode, and below it the cells of the row. RULE and MODE leave the
+	// columns.
 	var names []string
 	for i, row := range rows {
 		name := row[0]
@@ -143,6 +150,8 @@ type row struct {
 	risk  float64 // the most of them, in parts of the limit
 }
 
+// row computes four totals. normal is the limit and its over-admission, and lost the same after a loss of data. fails
+// is a window in which an outage begins or ends, and down one without any answer.
 func (d declaration) row(r *ratelimit.Rule) row {
 	b := d.bounds(r)
 	if b.Unlimited {
@@ -153,6 +162,7 @@ func (d declaration) row(r *ratelimit.Rule) row {
 	lost := normal + b.OnLoss
 	fails := outageOf(b.OnOutage.Edges)
 	down := min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift) // without any answer
+	// Which cells follow depends on the head of the table, so that each row has as many.
 	cells := []string{r.FullName(), r.Limit.String(), r.Coordination.Mode.String(), atMost(normal, limit)}
 	switch {
 	case b.OnOutage.Of != declare.NoOutage:
@@ -166,7 +176,7 @@ func (d declaration) row(r *ratelimit.Rule) row {
 	return row{cells, float64(max(lost, fails, down)) / float64(max(1, limit))}
 }
 
-// atMost is a number of tokens, and which part of the limit that is.
+// atMost is a number of tokens, and which part of the limit that is. Example: 6,600 (110%).
 func atMost(n, limit ratelimit.Tokens) string {
 	switch {
 	case n == allDemand:
@@ -177,7 +187,8 @@ func atMost(n, limit ratelimit.Tokens) string {
 	return fmt.Sprintf("%s (%.4g%%)", grouped(int64(n)), 100*float64(n)/float64(limit))
 }
 
-// grouped is a number with a comma between each three digits.
+// grouped is a number with a comma between each three digits. It must not be negative: a minus sign would count as a
+// digit.
 func grouped(n int64) string {
 	text := strconv.FormatInt(n, 10)
 	for i := len(text) - 3; i > 0; i -= 3 {
@@ -186,14 +197,15 @@ func grouped(n int64) string {
 	return text
 }
 
-// refills reports whether a rule without a hold, whose tokens return with time, treats refused requests so.
+// refills reports whether a rule without a hold, whose tokens return with time, treats refused requests so. The legend
+// explains only the kinds that occur.
 func (d declaration) refills(deny ratelimit.OnDeny) bool {
 	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
 		return !r.Unlimited && r.Hold == nil && r.Limit.Algorithm != ratelimit.FixedWindow && r.Coordination.OnDeny == deny
 	})
 }
 
-// kind is what the store is called.
+// kind is what the store is called. Redis is the default store, also in the name of the columns.
 func (d declaration) kind() string {
 	if d.promise != nil {
 		return d.promise.Kind
@@ -201,6 +213,7 @@ func (d declaration) kind() string {
 	return "Redis"
 }
 
+// widest is the length of the longest line, in characters without the line end.
 func widest(text string) (columns int) {
 	for line := range strings.Lines(text) {
 		columns = max(columns, utf8.RuneCountInString(line)-1)
@@ -208,8 +221,8 @@ func widest(text string) (columns int) {
 	return columns
 }
 
-// notes are what takes a sentence. A sentence that is true of several rules is said
-// once.
+// notes are what takes a sentence. A sentence that is true of several rules is said once. A column would be too narrow
+// for them.
 func (d declaration) notes(out io.Writer) {
 	for _, about := range []struct {
 		title string
@@ -279,7 +292,8 @@ func (d declaration) billing() (lines []string) {
 	return lines
 }
 
-// nextMonths are when a rule's next billing months begin.
+// nextMonths are when a rule's next billing months begin. They are counted from now, in RFC 3339 with the offset of the
+// zone.
 func nextMonths(r *ratelimit.Rule, now time.Time) []string {
 	texts := make([]string, cutsShown)
 	for i, at := range r.Limit.Calendar.Begins(now, cutsShown) {
@@ -288,7 +302,8 @@ func nextMonths(r *ratelimit.Rule, now time.Time) []string {
 	return texts
 }
 
-// note has the sentences that are true of rules, and the rules.
+// note has the sentences that are true of rules, and the rules. note groups rules by their sentence, in the order of
+// their first rule. Up to three names are printed, and the number of the others.
 func (d declaration) note(of func(declare.Bounds) string) (lines []string) {
 	var texts []string
 	whose := map[string][]string{}
@@ -310,6 +325,7 @@ func (d declaration) note(of func(declare.Bounds) string) (lines []string) {
 			continue
 		}
 		of := "every rule"
+		// A sentence of all limited rules needs no names.
 		if names := whose[text]; len(names) < limited {
 			of = strings.Join(names[:min(3, len(names))], ", ")
 			if more := len(names) - 3; more > 0 {
@@ -321,8 +337,7 @@ func (d declaration) note(of func(declare.Bounds) string) (lines []string) {
 	return lines
 }
 
-// writeWrapped writes a text in lines that fit the screen, all but the first indented
-// further.
+// writeWrapped writes a text in lines that fit the screen, all but the first indented further.
 func writeWrapped(out io.Writer, indent, text string) {
 	line := indent
 	for word := range strings.FieldsSeq(text) {
@@ -339,7 +354,8 @@ func writeWrapped(out io.Writer, indent, text string) {
 	fmt.Fprintln(out, line)
 }
 
-// writeChanges says what a fleet that gets new rules node by node goes through.
+// writeChanges says what a fleet that gets new rules node by node goes through. Each change is followed by its effects:
+// on spent tokens, on leases at nodes, and on decisions while nodes have different rules.
 func writeChanges(out io.Writer, changes []config.Change) {
 	if len(changes) == 0 {
 		fmt.Fprintln(out, "\nNo changes: nodes with old and new rules decide alike.")

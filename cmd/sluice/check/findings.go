@@ -15,8 +15,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// writeFindings writes each problem and warning as compilers do, so that editors
-// find the place, and below it the line with a caret.
+// writeFindings writes each problem and warning as compilers do, so that editors find the place, and below it the line
+// with a caret. Example: rules/edge.yaml:12:5: error: MESSAGE. The parser's own prefixes are left out, since the place
+// says as much.
 func (r *checked) writeFindings(out io.Writer) {
 	for _, f := range r.findings() {
 		message := strings.TrimPrefix(strings.TrimPrefix(f.Message, "config error, "), "coordination: ")
@@ -24,7 +25,8 @@ func (r *checked) writeFindings(out io.Writer) {
 	}
 }
 
-// summary is what a reader takes away if there is no problem.
+// summary is what a reader takes away if there is no problem. Its first line is that of envoyproxy/ratelimit's config
+// check, for scripts that look for it. The fingerprint is that of /rlconfig and the console.
 func (r *checked) summary() string {
 	says := "all rate limit configs ok"
 	if n := len(r.warnings); n > 0 {
@@ -46,6 +48,8 @@ type finding struct {
 	excerpt  string
 }
 
+// findings are the problems first, then the warnings. It is never nil, so that JSON has a list. A warning of a fatal
+// kind counts as an error: a server would load the rules, and they do the opposite of their purpose.
 func (r *checked) findings() []finding {
 	all := []finding{}
 	add := func(severity string, ps config.Problems) {
@@ -53,6 +57,7 @@ func (r *checked) findings() []finding {
 			f := finding{
 				Severity: severity, Kind: p.Kind, File: p.Place.File, Message: p.Message, place: p.Place.String(),
 			}
+			// An excerpt needs a line: the text of the file around it, with a caret.
 			if f.place != f.File { // it has a line
 				f.Line, f.Column = p.Place.Line, p.Place.Column
 				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
@@ -68,6 +73,7 @@ func (r *checked) findings() []finding {
 	return all
 }
 
+// text is the text of a file by its name; nil: it is unknown.
 func (r *checked) text(name string) []byte {
 	for _, t := range r.texts {
 		if t.Name == name {
@@ -89,7 +95,8 @@ type checkReport struct {
 	Changes     []config.Change `json:"changes,omitempty"`
 }
 
-// declared is what a rule promises, for each key and window.
+// declared is what a rule promises, for each key and window. Texts are for people, and Bounds for programs. Both are of
+// the same calculation.
 type declared struct {
 	Rule        string           `json:"rule"`
 	Limit       string           `json:"limit"`
@@ -110,6 +117,7 @@ type declared struct {
 	NextMonths []string `json:"next_billing_months,omitempty"`
 }
 
+// asJSON has rules only if all are good.
 func (r *checked) asJSON(c *Command) checkReport {
 	v := checkReport{Files: len(r.texts), Findings: r.findings(), Nodes: c.Nodes, Store: c.promise}
 	if r.rules == nil {
@@ -125,6 +133,7 @@ func (r *checked) asJSON(c *Command) checkReport {
 	return v
 }
 
+// An unlimited rule has no bounds, so it has only its name.
 func (c *Command) declared(rule *ratelimit.Rule) declared {
 	b := c.bounds(rule)
 	d := declared{Rule: rule.FullName(), Limit: "unlimited", Mode: rule.Coordination.Mode.String(), Bounds: b}
@@ -140,6 +149,7 @@ func (c *Command) declared(rule *ratelimit.Rule) declared {
 	d.StoreOps = b.StoreOps.String()
 	d.Outage = b.OnOutage.String()
 	d.Loss = b.OnLoss
+	// The bounds of a hold come in addition to those of its rule.
 	if hold, ok := declare.HoldOf(rule); ok {
 		hold.Over = c.heldOver(rule, &hold)
 		d.Hold = &hold
@@ -150,7 +160,8 @@ func (c *Command) declared(rule *ratelimit.Rule) declared {
 	return d
 }
 
-// sarif is the findings in the form that code hosts read: SARIF 2.1.0.
+// sarif is the findings in the form that code hosts read: SARIF 2.1.0. Paths are relative with slashes, because code
+// hosts look for the file in the repository. Columns count code points, as the parser's do.
 func (r *checked) sarif(version Version) map[string]any {
 	type object = map[string]any
 	rules := make([]object, 0, len(config.Kinds))

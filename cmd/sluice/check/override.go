@@ -11,6 +11,8 @@ import (
 )
 
 // overridden are rules with the limits of keys that --override names: DESCRIPTOR=LIMIT, or DOMAIN?DESCRIPTOR=LIMIT.
+// Such a rule is a copy of the rule in the file with another limit, and with the descriptor in its name. So the table
+// declares both.
 func overridden(rules *config.Rules, texts []string) (all []*ratelimit.Rule, err error) {
 	for _, text := range texts {
 		rule, err := overriddenBy(rules, text)
@@ -22,8 +24,11 @@ func overridden(rules *config.Rules, texts []string) (all []*ratelimit.Rule, err
 	return all, nil
 }
 
+// The limit stands behind the last =, because descriptor values may have some, too. Before a ? is a domain, unless it
+// has a = itself: then the ? is part of a value.
 func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	at := strings.LastIndexByte(text, '=')
+	// There is no limit without a =.
 	if at < 0 {
 		return nil, fmt.Errorf("write DESCRIPTOR=LIMIT, such as api_key=alice=1000")
 	}
@@ -42,6 +47,7 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 		return nil, err
 	}
 	var found *ratelimit.Rule
+	// Without a domain, the rule must be the only one that matches. A node looks in the domain of the request.
 	for _, name := range rules.DomainNames(rules.Domains()) {
 		rule, _ := rules.Domain(name).Match(entries, nil)
 		if rule == nil || named && name != domain {
@@ -60,10 +66,12 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	case limit.Requests > found.Limit.Ceiling:
 		return nil, fmt.Errorf("the limit is %d, must be at most the rule's max_override %d", limit.Requests, found.Limit.Ceiling)
 	}
+	// The same checks as in a node, so that check and limit set refuse alike.
 	o := ratelimit.Override{Requests: limit.Requests, Unlimited: limit.Unlimited}
 	if why := found.WhyRefusesAll(&o); why != "" {
 		return nil, errors.New(why)
 	}
+	// The copy leaves the rule of the file as it is.
 	rule := *found
 	rule.Limit = found.Limit.Under(&o)
 	rule.Path += " [" + descriptor + "]"

@@ -28,7 +28,8 @@ const (
 
 var errTooFar = errors.New("the store is too far away for some rules: raise their store_deadline")
 
-// validate refuses wrong command lines.
+// validate refuses wrong command lines. The longest round trip is that at which tripsAhead of them take the longest
+// store_deadline that a rule may have.
 func (f *regionFlags) validate(nodes int) error {
 	switch {
 	case f.Regions < 1 || f.Regions > nodes:
@@ -41,7 +42,8 @@ func (f *regionFlags) validate(nodes int) error {
 	return nil
 }
 
-// declare prints the cost of the distance for each rule.
+// declare prints the cost of the distance for each rule. It fails if a rule's requests cannot wait for one round trip:
+// then each claim is late, and on_store_failure decides all.
 func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) error {
 	rows := [][]string{{"RULE", "MODE", "FIRST REQUEST", "UNUSED AT THE LIMIT", "MESSAGES", "NODE IN A CUT"}}
 	var notes []string
@@ -52,7 +54,9 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		}
 		name, c := r.FullName(), &r.Coordination
 		b := declare.Of(r, nodes, declare.SharedStore)
+		// A message also waits for others to share its round trip, at most lane.Gather.
 		far = far || f.patience(r) < f.RTT+lane.Gather
+		// A slot is taken at the store for each request, so nothing is leased or left over.
 		if r.Limit.Algorithm == ratelimit.Concurrency {
 			rows = append(rows, []string{name, "concurrency", f.first(r) + ", each request", "0", "2 for a request", f.inCut(r, &b)})
 			continue
@@ -60,6 +64,8 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		rows = append(rows, []string{
 			name, c.Mode.String(), f.first(r), fmt.Sprintf("demand of %v", 2*f.RTT), f.messages(r), f.inCut(r, &b),
 		})
+		// A shorter deadline works, but requests near the limit are decided by on_store_failure before recalled tokens
+		// arrive.
 		if c.Deadline() < f.RTT*tripsAhead {
 			notes = append(notes, fmt.Sprintf("%s: store_deadline is %v; at %v use %v, so that requests near the limit wait "+
 				"for recalled tokens.", name, c.Deadline(), f.RTT, f.RTT*tripsAhead))
@@ -79,6 +85,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 		"for a key and a window: one is under way. Node in a cut: the maximum that a node admits beyond its leases in a window "+
 		"in which the store does not answer; the division is by the nodes of all regions.")
 	section(out, "the distance", notes)
+	// The table is printed first, so that the error has its figures above it.
 	if far {
 		return errTooFar
 	}
@@ -101,7 +108,8 @@ func (f *regionFlags) first(r *ratelimit.Rule) string {
 	return fmt.Sprint(min(f.RTT+5*time.Millisecond, r.Coordination.Deadline()))
 }
 
-// messages is the maximum to the store for a key in a window: a node has one in flight.
+// messages is the maximum to the store for a key in a window: a node has one in flight. The next message leaves when
+// the answer is there, so a period has one for each round trip, and one more.
 func (f *regionFlags) messages(r *ratelimit.Rule) string {
 	return grouped(int64(r.Limit.Period()/f.RTT) + 1)
 }

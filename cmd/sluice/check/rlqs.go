@@ -30,7 +30,9 @@ The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), 
   expired_assignment_behavior: {expired_assignment_behavior_timeout: 60s, fallback_rate_limit: {blanket_rule: DENY_ALL}}
 `
 
-// declare prints what each rule promises.
+// declare prints what each rule promises. A rule lands in one of three lists: rows for those that Envoys can enforce,
+// others for those over RLQS with a fixed answer, and refused. A refused rule fails the command, but after the whole
+// table was printed.
 func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 	rows := [][]string{{
 		"RULE", "LIMIT", "OVER, ALL WELL", "OVER, EACH SILENT ENVOY", "OVER, EACH NEW ENVOY", "UNDER", "NEW KEY",
@@ -50,6 +52,7 @@ func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 				fmt.Sprintf("%d for each broken stream; %v at a window's end", b.Stranded, b.Turn),
 				fmt.Sprintf("one request refused, then a trip and at most %v", b.NewKey),
 			})
+			// An Envoy may spend its tokens after the bucket has refilled, so a part of the burst is held back.
 			if b.Held > 0 {
 				others = append(others, fmt.Sprintf("%s: leases come from a bucket of %d; the other %d are held back for the refill of %v: a token may be at an Envoy for that "+
 					"long; callers over RLS may take them, beyond the burst", name,

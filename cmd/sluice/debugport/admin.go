@@ -17,6 +17,7 @@ type Admin struct {
 	Drop  adminDrop  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
 }
 
+// adminFlags are those of both commands. The token is required, because both change something.
 type adminFlags struct {
 	descriptorArgs
 	Debug []string `default:"${debug}" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
@@ -24,7 +25,8 @@ type adminFlags struct {
 	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
 }
 
-// nodes are the debug ports to call.
+// nodes are the debug ports to call. With --all it asks the named nodes for the others, and fails if none of them
+// answers.
 func (c *adminFlags) nodes() ([]string, error) {
 	if !c.All {
 		return c.Debug, nil
@@ -37,9 +39,12 @@ func (c *adminFlags) nodes() ([]string, error) {
 	return append(slices.Clone(c.Debug), v.others()...), nil
 }
 
+// adminReset is the command admin reset.
 type adminReset struct{ adminFlags }
 
-// Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each.
+// Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each. The order:
+// first all nodes drop their leases (quiet), then one resets the account, then all others drop again. A lease that a
+// node took in between is so returned, too.
 func (c *adminReset) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
@@ -49,6 +54,8 @@ func (c *adminReset) Run(s cli.Streams) error {
 		return err
 	}
 	var errs []error
+	// The first node that can reset ends the loop. A node that counts alone has reset its own part only, so the loop
+	// goes on.
 	for i, address := range nodes {
 		answer, err := c.call(s, address, "/admin/reset?")
 		if err == nil && !answer.Alone {
@@ -87,6 +94,7 @@ func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
 	return errors.Join(errs...)
 }
 
+// adminDrop is the command admin drop.
 type adminDrop struct{ adminFlags }
 
 // Run drops the lease on every node named.
@@ -98,6 +106,7 @@ func (c *adminDrop) Run(s cli.Streams) error {
 	return c.drop(s, nodes)
 }
 
+// call sends one command to one node, and prints the node's answer behind its address.
 func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
 	err = (port{address, c.Token}).call(http.MethodPost, path+c.query(), nil, &answer)
 	if err == nil {

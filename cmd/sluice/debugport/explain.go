@@ -20,7 +20,7 @@ type Explain struct {
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
-// Run prints the explanation.
+// Run prints the explanation. JSON is passed on as the node sent it, also fields that this release does not have.
 func (c *Explain) Run(s cli.Streams) error {
 	var answer json.RawMessage
 	if err := (port{address: c.Debug}).call(http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {

@@ -41,7 +41,7 @@ type versionFlags struct {
 
 const overridesPath = "/v1/overrides"
 
-// path is that of one override.
+// path is that of one override. Example: /v1/overrides/edge?entry=api_key%3Dalice.
 func (d *descriptorArgs) path() string {
 	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
 }
@@ -51,6 +51,7 @@ func (f *limitFlags) call(method, path string, body, into any, headers ...string
 	return port{f.Debug, f.Token}.call(method, path, body, into, headers...)
 }
 
+// limitSet is the command limit set. Its first argument is the limit, then come the domain and the entries.
 type limitSet struct {
 	Limit string `arg:"" help:"Requests for each unit of the rule: a whole number, 0 to refuse all, or unlimited."`
 	descriptorArgs
@@ -65,7 +66,8 @@ type limitSet struct {
 	limitFlags
 }
 
-// Run sets one.
+// Run sets one. Conditions are headers of HTTP: If-None-Match: * only if there is no override, and If-Match with a
+// version only if it is still that one. The author is in From.
 func (c *limitSet) Run(s cli.Streams) error {
 	limit, err := console.ParseOverrideLimit(c.Limit)
 	if err != nil {
@@ -79,6 +81,7 @@ func (c *limitSet) Run(s cli.Streams) error {
 	if err := printOverride(s, &o, c.JSON); err != nil {
 		return err
 	}
+	// It resets through the same node, and has all others drop their leases, as admin reset --all does.
 	if c.Reset {
 		return (&adminReset{adminFlags{c.descriptorArgs, []string{c.Debug}, true, c.Token}}).Run(s)
 	}
@@ -86,10 +89,11 @@ func (c *limitSet) Run(s cli.Streams) error {
 }
 
 // noteUsed says that the usage of this window exceeds the new limit, and how to reset it. The override is set, also if
-// the usage is unknown.
+// the usage is unknown. A person who raises a limit expects requests to pass at once.
 func (c *limitSet) noteUsed(s cli.Streams) error {
 	var e console.Explanation
 	err := c.call(http.MethodGet, "/explain?"+c.query(), nil, &e)
+	// Only a refusal by the limit is worth a note. Other answers say that the key can continue.
 	if err != nil || e.Look == nil || !strings.HasPrefix(e.Next, "OVER_LIMIT") {
 		return nil //nolint:nilerr // explain is another question
 	}
@@ -106,6 +110,7 @@ func (v versionFlags) tag() string {
 	return `"` + v.IfVersion + `"`
 }
 
+// limitGet is the command limit get.
 type limitGet struct {
 	descriptorArgs
 	JSON bool `name:"json" help:"Print JSON."`
@@ -121,6 +126,7 @@ func (c *limitGet) Run(s cli.Streams) error {
 	return printOverride(s, &o, c.JSON)
 }
 
+// printOverride prints an override as the node answered it: after a set, that is the record in the store.
 func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	if asJSON {
 		return s.JSON(o)
@@ -137,6 +143,7 @@ reason	{{.Reason}}
 version	{{.Version}}
 `, nil)
 
+// limitRm is the command limit rm.
 type limitRm struct {
 	descriptorArgs
 	IfVersion versionFlags `embed:""`
@@ -154,7 +161,8 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or of all.
+// pages calls each with the overrides of a domain, or of all. A page has at most 10,000, and its Next is the key to
+// continue after. Overrides that are set meanwhile may be missing.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
 	if domain != "" {
@@ -178,6 +186,7 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 	}
 }
 
+// limitList is the command limit list. A long list comes in pages, and is printed as one table.
 type limitList struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	Prefix string `placeholder:"TEXT" help:"Beginning of the descriptors to list, such as api_key=al. It needs a domain (default: all descriptors)."`

@@ -21,6 +21,7 @@ import (
 // csvColumns are the columns of an export. An import needs the first three, in any order, and ignores set.
 var csvColumns = []string{"domain", "descriptor", "limit", "unit", "expires", "reason", "by", "set"}
 
+// limitExport is the command limit export.
 type limitExport struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	limitFlags
@@ -43,6 +44,7 @@ func (c *limitExport) Run(s cli.Streams) error {
 	return errors.Join(err, out.Error())
 }
 
+// limitImport is the command limit import. Example of a line: edge,api_key=alice,5000,minute,,launch,,
 type limitImport struct {
 	File string `arg:"" help:"A CSV file with a line of column names, or - for standard input. Columns: domain, descriptor and limit, and optional unit, expires, reason and by."`
 	authorFlags
@@ -52,7 +54,8 @@ type limitImport struct {
 }
 
 // Run sets each line by itself, and says which were refused. Each is read by itself, so that a stray quote takes no
-// other line with it.
+// other line with it. It stops at an error that all other lines would meet, too: a node that is away, or a wrong token.
+// Set lines stay, and an import of the same file is harmless.
 func (c *limitImport) Run(s cli.Streams) error {
 	in := cmp.Or[io.Reader](c.in, os.Stdin)
 	if c.File != "-" {
@@ -66,6 +69,7 @@ func (c *limitImport) Run(s cli.Streams) error {
 	var columns []string
 	set, refused := 0, 0
 	lines := bufio.NewReader(in)
+	// The last line may have no line end: then ReadString returns its text and io.EOF.
 	for line, end := 1, error(nil); end == nil; line++ {
 		var text string
 		text, end = lines.ReadString('\n')
@@ -99,15 +103,18 @@ func (c *limitImport) Run(s cli.Streams) error {
 		return fmt.Errorf("%s has no line of column names", c.File)
 	}
 	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(set, "override"), cli.Counted(refused, "line"))
+	// Each refused line was printed with its number, as compilers do.
 	if refused > 0 {
 		return errors.New("lines were refused: correct them, and import the file again")
 	}
 	return nil
 }
 
-// ofTheLine are the answers that refuse a line, and say nothing of others.
+// ofTheLine are the answers that refuse a line, and say nothing of others. 400: its values are bad. 404: no rule has
+// its key. 422: its rule does not allow it, or its time is over.
 var ofTheLine = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}
 
+// An unknown column is refused: a mistyped expires would make all overrides last for ever.
 func checkColumns(names []string) error {
 	for _, needed := range csvColumns[:3] {
 		if !slices.Contains(names, needed) {
@@ -122,7 +129,7 @@ func checkColumns(names []string) error {
 	return nil
 }
 
-// put sets the override of a line.
+// put sets the override of a line. The author of a line is its column by, or else that of the command.
 func (c *limitImport) put(columns, fields []string) error {
 	if len(fields) != len(columns) {
 		return csv.ErrFieldCount
@@ -131,6 +138,7 @@ func (c *limitImport) put(columns, fields []string) error {
 	for at, name := range columns {
 		row[name] = fields[at]
 	}
+	// The descriptor is read and written again, so that each spelling of it becomes the same path.
 	entries, err := console.ParseDescriptor(row["descriptor"])
 	if err != nil {
 		return err

@@ -14,10 +14,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Watch looks at nodes each time that the interval has passed, and shows what they did since the look before. It
-// returns when ctx is done, when show fails, or at once if no node answers the first look. With all, it includes the
-// nodes that share the store of those that answer.
+// A look asks all nodes for /console/state. Two looks give rates (since): counts of nodes only grow, so a difference is
+// the work in between. top and the demo print the result. Watch looks at nodes each time that the interval has passed,
+// and shows what they did since the look before. It returns when ctx is done, when show fails, or at once if no node
+// answers the first look. With all, it includes the nodes that share the store of those that answer. One goroutine
+// calls show, so show needs no lock. A slow show delays the next look.
 func Watch(ctx context.Context, debug []string, all bool, interval time.Duration, show func(*Summary) error) error {
+	// The first look shows nothing, because rates need two. It tells a mistyped address at once.
 	before := lookAt(debug, all, nil)
 	if err := before.failed(); err != nil {
 		return err
@@ -44,10 +47,12 @@ type look struct {
 	nodes []Node
 }
 
-// lookAt asks all nodes at once. What one said last stays where it does not answer.
+// lookAt asks all nodes at once. What one said last stays where it does not answer. The nodes of the fleet are found
+// anew with each look, so a node that joins appears in the next table. It blocks for at most twice patience.
 func lookAt(debug []string, all bool, before *look) *look {
 	v := &look{at: time.Now()}
 	v.ask(debug)
+	// Nodes of the fleet are asked after the named ones, whose answers have their addresses.
 	if all {
 		v.ask(v.others())
 	}
@@ -69,7 +74,8 @@ func (v *look) failed() error {
 	return errors.Join(errs...)
 }
 
-// ask adds nodes, in the order of their addresses as given.
+// ask adds nodes, in the order of their addresses as given. Each goroutine writes to its own element. The slice has its
+// full length before, so no element moves.
 func (v *look) ask(addresses []string) {
 	first := len(v.nodes)
 	for _, address := range addresses {
@@ -88,7 +94,8 @@ func (v *look) ask(addresses []string) {
 	all.Wait()
 }
 
-// others are the nodes that answers name, without those that were asked.
+// others are the nodes that answers name, without those that were asked. The user may have named a node by another
+// address than it has in the list, such as localhost. Its entry has Here set, so it is not asked twice.
 func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
 	for i := range v.nodes {
@@ -109,8 +116,8 @@ func (v *look) others() (addresses []string) {
 	return addresses
 }
 
-// remember takes from the look before what nodes said that do not answer, and those
-// nodes that are no longer named.
+// remember takes from the look before what nodes said that do not answer, and those nodes that are no longer named. So
+// a table keeps the row of a node that ended, with its last figures and the reason.
 func (v *look) remember(before *look) {
 	for _, old := range before.nodes {
 		i := slices.IndexFunc(v.nodes, func(n Node) bool { return n.Debug == old.Debug })
@@ -124,7 +131,8 @@ func (v *look) remember(before *look) {
 	}
 }
 
-// add adds the rule at another node. The maps that a node said stay as they are.
+// add adds the rule at another node. The maps that a node said stay as they are. add is for counts that are sums over
+// nodes. Worst is a sum, too: each node's worst key may be another one, so it is the most that one key can have.
 func (all *Rule) add(r *metrics.RuleState) {
 	all.Decisions += r.Decisions
 	all.Denied += r.Denied
@@ -209,7 +217,8 @@ func (n *Node) fill() {
 }
 
 // of is what a node of a later look said here. If it did not answer then, or has started since, that is what it says
-// now, so that counts of before are in no rate.
+// now, so that counts of before are in no rate. A node that has started since counts from 0 again. Its own state as the
+// look before gives a difference of 0.
 func (v *look) of(n *Node) *console.State {
 	for i := range v.nodes {
 		old := &v.nodes[i]
@@ -220,9 +229,11 @@ func (v *look) of(n *Node) *console.State {
 	return &n.State
 }
 
-// since is what happened between two looks.
+// since is what happened between two looks. Its steps: for each node, add the growth of its counts and of its rules,
+// then divide by the seconds, and sort.
 func (v *look) since(before *look) *Summary {
 	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), Nodes: v.nodes}
+	// A count may also fall, as when rules are replaced. Then the growth is 0, and not a huge number.
 	grown := func(now, before uint64) float64 { return float64(now - min(before, now)) }
 	rules := map[[3]string]*Rule{} // by domain, rule and mode
 	for i := range s.Nodes {
@@ -238,7 +249,10 @@ func (v *look) since(before *look) *Summary {
 		}
 		for j := range now.Rules {
 			r := &now.Rules[j]
+			// During a change of the mode, nodes count one rule under both modes. They are two rows, because their
+			// bounds differ.
 			name := [3]string{r.Domain, r.Rule, r.Mode}
+			// A rule's first node is copied, and the others are added to the copy.
 			all := rules[name]
 			if all == nil {
 				all = &Rule{RuleState: *r}
@@ -257,6 +271,7 @@ func (v *look) since(before *look) *Summary {
 			all.DeniedRate += grown(r.Denied, was.Denied)
 		}
 	}
+	// The differences are sums until here.
 	for _, rate := range []*float64{&s.Calls, &s.Refused, &s.Failed, &s.Trips, &s.Alone} {
 		*rate /= s.Seconds
 	}
@@ -271,7 +286,8 @@ func (v *look) since(before *look) *Summary {
 	return s
 }
 
-// sets are the sets of rules that nodes which answer have in force.
+// sets are the sets of rules that nodes which answer have in force. Two sets for longer than a rollout mean that a node
+// has not read the new rules.
 func (v *look) sets() (sets []RuleSet) {
 	for i := range v.nodes {
 		n := &v.nodes[i]

@@ -29,8 +29,8 @@ type Top struct {
 	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
 }
 
-// Run prints a table for each look. It blocks until it is interrupted, or has
-// looked as often as it should. It fails only if no node answers the first look.
+// Run prints a table for each look. It blocks until it is interrupted, or has looked as often as it should. It fails
+// only if no node answers the first look.
 func (c *Top) Run(s cli.Streams) error {
 	if c.Every < 100*time.Millisecond || c.Times < 0 || c.Rules < 0 {
 		return fmt.Errorf("--every is %v, must be at least 100ms; --times is %d and --rules %d, must not be negative",
@@ -41,13 +41,16 @@ func (c *Top) Run(s cli.Streams) error {
 	shown := 0
 	return Watch(ctx, c.Debug, c.All, c.Every, func(v *Summary) error {
 		shown++
+		// stop ends the context, and Watch returns after this table.
 		if shown == c.Times {
 			stop()
 		}
+		// The rules with most decisions come first, so the others are cut.
 		v.Rules = v.Rules[:min(c.Rules, len(v.Rules))]
 		if c.JSON {
 			return s.JSONLine(v)
 		}
+		// ESC [H goes to the upper left corner, and ESC [2J clears the screen.
 		if c.Times != 1 && cli.Terminal(s.Out) { // the page begins anew
 			fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
 		}
@@ -69,6 +72,8 @@ var overview = cli.NewText(topText, template.FuncMap{
 	"sentence": func(text string) string { return strings.TrimSuffix(text, ".") },
 })
 
+// write adds counts of nodes to the summary: those that answer, that run without their store, and that have drift
+// seats.
 func (v *Summary) write(out io.Writer) error {
 	shown := struct {
 		*Summary
@@ -79,6 +84,7 @@ func (v *Summary) write(out io.Writer) error {
 		switch {
 		case v.Nodes[i].Err != nil:
 			continue
+		// A node without its store cannot renew a seat, so it counts as open and not among the seats.
 		case n.Store.BreakerOpen:
 			shown.Open++
 		case n.Seat != nil && *n.Seat >= 0:
@@ -89,14 +95,16 @@ func (v *Summary) write(out io.Writer) error {
 	return overview.Write(out, shown)
 }
 
-// others are the problems of a node that the overview does not find by itself.
+// others are the problems of a node that the overview does not find by itself. The overview finds those three by
+// comparing nodes, so a row of each node would repeat them.
 func others(all []console.Problem) []console.Problem {
 	return slices.DeleteFunc(slices.Clone(all), func(p console.Problem) bool {
 		return slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook)
 	})
 }
 
-// away says why a node does not answer, without its address.
+// away says why a node does not answer, without its address. The causes are wrapped in texts of the HTTP client, which
+// repeat the URL.
 func away(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("no reply in %v", patience)
@@ -107,7 +115,8 @@ func away(err error) string {
 	return ratelimit.OneLine(err.Error())
 }
 
-// LastSeen says when a node last answered here, or reported itself to the store; "" if neither is known.
+// LastSeen says when a node last answered here, or reported itself to the store; "" if neither is known. Other nodes
+// list it with the seconds since its last registration, by their own Now.
 func (v *Summary) LastSeen(n Node) string {
 	last := n.LastAnswer
 	for i := range v.Nodes {

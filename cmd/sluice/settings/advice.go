@@ -6,7 +6,8 @@ import (
 	"text/template"
 )
 
-// Advice says which settings an error speaks of, by the text of the error: libraries have no other form for most.
+// Advice says which settings an error speaks of, by the text of the error: libraries have no other form for most. The
+// first line that matches counts, so special causes come before general ones.
 type Advice []advised
 
 // advised is what to do about errors with one of some texts.
@@ -28,7 +29,8 @@ func ReadAdvice(lines string) (all Advice) {
 	return all
 }
 
-// On is the first advice on an error with that text. It shows values of the settings.
+// On is the first advice on an error with that text. It shows values of the settings. It always finds one: the text of
+// the last line is empty, and every text contains it.
 func (a Advice) On(text string, settings any) string {
 	at := slices.IndexFunc(a, func(x advised) bool {
 		return slices.ContainsFunc(x.texts, func(part string) bool { return strings.Contains(text, part) })

@@ -38,7 +38,8 @@ const (
 const referenceMemory = 2 << 30
 
 // Caps are in proportion to the memory, within bounds. Memory that other processes use, too, counts up to the
-// reference: a larger machine says nothing of the share of this process.
+// reference: a larger machine says nothing of the share of this process. part takes an amount for each so many bytes,
+// and holds it between two bounds. The comments have the values at 2 GiB.
 func (m Memory) Caps() Caps {
 	bytes := m.Bytes
 	if !m.Alone {
@@ -80,7 +81,8 @@ func (c *Caps) Budgets() Budgets {
 	return Budgets{GRPC: transport.NewBudget(c.bytesInFlight - bodies), HTTP: transport.NewBudget(bodies)}
 }
 
-// Peers bounds the listener of the peers' port, and returns its budget.
+// Peers bounds the listener of the peers' port, and returns its budget. Peers have a budget of their own, so that
+// callers cannot shut them out.
 func (c *Caps) Peers(l net.Listener) (*transport.Listener, *transport.Budget) {
 	budget := transport.NewBudget(c.bytesInFlight)
 	return transport.Listen(l, peerConnections, budget), budget
@@ -100,7 +102,8 @@ var byteUnits = []struct {
 // leastMemory is less than a node needs to start.
 const leastMemory = 64 << 20
 
-// parseMemory reads MAX_MEMORY: bytes, with a unit as GOMEMLIMIT has it.
+// parseMemory reads MAX_MEMORY: bytes, with a unit as GOMEMLIMIT has it. The largest value is 1 PiB, so that no product
+// overflows.
 func parseMemory(text string) (int64, error) {
 	for _, unit := range byteUnits {
 		number, ok := strings.CutSuffix(text, unit.name)

@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Sections are those of a settings file, and the groups of flags in the help.
+// Sections are those of a settings file, and the groups of flags in the help. The order is that of the help and of the
+// page. A flag names its section in its tag group.
 var Sections = []kong.Group{
 	{Key: "rules", Title: "Rules:"},
 	{Key: "ports", Title: "Ports and connections:"},
@@ -27,10 +28,12 @@ var Sections = []kong.Group{
 	{Key: "log", Title: "Logs and metrics:"},
 }
 
-// File is a flag that names a settings file. It reads the file into [Values].
+// File is a flag that names a settings file. It reads the file into [Values]. It is a type of its own because kong
+// calls a method of the flag's type.
 type File string
 
-// BeforeResolve is called by kong when all flags are known.
+// BeforeResolve is called by kong when all flags are known. That is early enough: kong asks the resolver, which is the
+// same Values, only afterwards.
 func (File) BeforeResolve(ctx *kong.Context, trace *kong.Path, values *Values) (err error) {
 	values.file, _ = ctx.FlagValue(trace.Flag).(File)
 	values.of, err = read(string(values.file), ctx.Selected())
@@ -53,7 +56,8 @@ type value struct {
 // Validate implements [kong.Resolver].
 func (*Values) Validate(*kong.Application) error { return nil }
 
-// Resolve implements [kong.Resolver]. A setting that the environment has keeps its value.
+// Resolve implements [kong.Resolver]. A setting that the environment has keeps its value. A value from the command line
+// also stays: kong asks no resolver for a flag that was given. An empty variable counts as unset.
 func (v *Values) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 	for _, env := range flag.Envs {
 		if x, ok := v.of[env]; ok && os.Getenv(env) == "" {
@@ -63,7 +67,8 @@ func (v *Values) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, e
 	return nil, nil //nolint:nilnil // kong's word for "not mine"
 }
 
-// read reads a file, and refuses sections and names that the command does not have.
+// read reads a file, and refuses sections and names that the command does not have. All faults of a file are reported
+// at once, each with its line. Example of a file: store: {redis_url: "redis:6379"}.
 func read(name string, node *kong.Node) (map[string]value, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -74,6 +79,7 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 	if err := documents.Decode(&root); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("--settings %s: %w", name, err)
 	}
+	// A second document would be passed over in silence, and with it settings that the operator relies on.
 	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("--settings %s:%d: here starts a second document: a settings file has one", name, max(1, second.Line))
 	}
@@ -108,6 +114,7 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 				bad(key, "%s is set twice", key.Value)
 			case of.Kind != yaml.ScalarNode:
 				bad(of, "%s must be a single value: write lists with commas", key.Value)
+			// A name without a value is unset, as in redis_auth: with nothing behind it.
 			case of.Tag != "!!null":
 				values[env] = value{of.Value, of.Line}
 			}
@@ -116,7 +123,7 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 	return values, errors.Join(errs...)
 }
 
-// each calls see with the pairs of a map.
+// each calls see with the pairs of a map. A mapping node has its keys and values by turns.
 func each(n *yaml.Node, bad func(*yaml.Node, string, ...any), see func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		bad(n, "this must be a map of names")

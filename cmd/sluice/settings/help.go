@@ -17,7 +17,8 @@ var brief = []string{
 	"PEERS", "PEER_ADDR", "PEER_SECRET", "MAX_MEMORY", "LOG_LEVEL", "LOG_FORMAT",
 }
 
-// Help prints the help of a command, that of serve without the settings that few need.
+// Help prints the help of a command, that of serve without the settings that few need. It hides by changing the flags
+// of this parser, which prints once and ends.
 func Help(options kong.HelpOptions, ctx *kong.Context) error {
 	node := ctx.Selected()
 	if node == nil || node.Name != "serve" {
@@ -43,7 +44,8 @@ type HelpAll bool
 // IgnoreDefault has kong call BeforeReset only if the flag is given.
 func (HelpAll) IgnoreDefault() {}
 
-// BeforeReset is called by kong before anything else.
+// BeforeReset is called by kong before anything else. So the help is printed even if other settings are wrong. Exit
+// ends the command line with code 0.
 func (HelpAll) BeforeReset(ctx *kong.Context) error {
 	if err := kong.DefaultHelpPrinter(kong.HelpOptions{Compact: true, FlagsLast: true, ValueFormatter: kong.DefaultHelpValueFormatter}, ctx); err != nil {
 		return err

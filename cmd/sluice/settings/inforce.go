@@ -21,7 +21,8 @@ type Setting struct {
 	From    string `json:"from"` // default, environment, flag, or the file's name and line
 }
 
-// InForce are the settings of the command line, section by section. Secrets are masked.
+// InForce are the settings of the command line, section by section. Secrets are masked. The source of a value is not
+// known by kong, so it is found again in the order that kong has: flag, environment, file, default.
 func InForce(ctx *kong.Context, file *Values) (all []Setting) {
 	given := map[*kong.Flag]bool{}
 	for _, p := range ctx.Path {
@@ -61,6 +62,7 @@ func valueText(value any) string {
 	return fmt.Sprint(value)
 }
 
+// nameOf is the name in the environment, or of the flag if there is none.
 func nameOf(flag *kong.Flag) string {
 	if len(flag.Envs) > 0 {
 		return flag.Envs[0]
@@ -68,7 +70,8 @@ func nameOf(flag *kong.Flag) string {
 	return "--" + flag.Name
 }
 
-// masked hides passwords and tokens.
+// masked hides passwords and tokens. It hides by the end of a name, so that a new secret with such a name is hidden
+// from its first day. Headers may have a token of the management server.
 func masked(flag *kong.Flag, value string) string {
 	name := nameOf(flag)
 	switch {
@@ -83,7 +86,8 @@ func masked(flag *kong.Flag, value string) string {
 	return value
 }
 
-// MaskedURL is the address of a store without its passwords.
+// MaskedURL is the address of a store without its passwords. It handles three forms: a URL, a list of addresses, and a
+// DSN of PostgreSQL (host=... password=...). In doubt it hides too much.
 func MaskedURL(value string) string {
 	u, err := url.Parse(value)
 	if at := strings.LastIndex(value, "@"); at >= 0 && (err != nil || u.User == nil || strings.Count(value, "@") > 1) {
@@ -95,6 +99,7 @@ func MaskedURL(value string) string {
 	case err != nil || u.User == nil && !secret:
 		return value
 	}
+	// Redacted hides the password before the @ only.
 	q := u.Query()
 	for name := range q { // PostgreSQL's clients take password and sslpassword there, too
 		if strings.HasSuffix(name, "password") {

@@ -21,10 +21,12 @@ type Memory struct {
 	Alone bool // it is this process's, and no others'
 }
 
-// unknownMemory is what to reckon with where the system says nothing.
+// unknownMemory is what to reckon with where the system says nothing. It is as large as referenceMemory, so the caps
+// then have the figures of the guides.
 const unknownMemory = 2 << 30
 
-// MemoryOf is the memory that MAX_MEMORY gives this process, or without it what the system does.
+// MemoryOf is the memory that MAX_MEMORY gives this process, or without it what the system does. An error is one of
+// MAX_MEMORY.
 func MemoryOf(maxMemory string) (Memory, error) {
 	if maxMemory == "" {
 		return ownMemory(os.ReadFile), nil
@@ -33,7 +35,8 @@ func MemoryOf(maxMemory string) (Memory, error) {
 	return Memory{bytes, "MAX_MEMORY", true}, err
 }
 
-// ownMemory finds the least of what bounds this process.
+// ownMemory finds the least of what bounds this process. It reads GOMEMLIMIT, then the limit of the container in cgroup
+// v2 and v1, then the memory of the machine.
 func ownMemory(read func(string) ([]byte, error)) Memory {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
 		return Memory{limit, "GOMEMLIMIT", true}
@@ -68,8 +71,9 @@ const (
 	mostKeys  = 10_000_000
 )
 
-// keys is the number of keys that fit, each with at most so many bytes: into half of the process's own
-// memory, or a quarter of shared memory.
+// keys is the number of keys that fit, each with at most so many bytes: into half of the process's own memory, or a
+// quarter of shared memory. The other half is for connections, requests and the collector's garbage. On a shared
+// machine, other processes need the rest.
 func (m Memory) keys(each int64) int {
 	part := m.Bytes / 4
 	if m.Alone {
@@ -78,8 +82,9 @@ func (m Memory) keys(each int64) int {
 	return int(min(max(part/each, leastKeys), mostKeys))
 }
 
-// Table is how many keys are tracked, each of at most so many bytes: maxKeys (MAX_KEYS), or what fits if that is 0. So invented keys fill a
-// known part of the memory. It keeps the collector from using what the table may need.
+// Table is how many keys are tracked, each of at most so many bytes: maxKeys (MAX_KEYS), or what fits if that is 0. So
+// invented keys fill a known part of the memory. It keeps the collector from using what the table may need. It sets the
+// memory limit of the collector, so it is called once, before the table fills.
 func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 	from := "MAX_KEYS"
 	if maxKeys == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Schema is the JSON Schema of a settings file.
+// Schema is the JSON Schema of a settings file. The type is one of three for most settings, because YAML reads 8080 and
+// true as other types than text.
 func Schema(node *kong.Node) map[string]any {
 	properties := map[string]any{}
 	for _, s := range sectionsOf(node) {
@@ -39,6 +40,7 @@ func Schema(node *kong.Node) map[string]any {
 	}
 }
 
+// title is a section's title without the colon that the help has.
 func title(s section) string { return strings.TrimSuffix(s.Title, ":") }
 
 //go:embed page.md.tmpl

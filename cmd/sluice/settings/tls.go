@@ -33,6 +33,7 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 	if f.Cert+f.Key == "" {
 		return c, nil
 	}
+	// Each handshake reads the certificate anew. It may be a newer one than at the start.
 	own := &upkeep.FileValue[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: BadCertificate(f.Log)}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return c, own.Load(time.Now()) // it must be good now
@@ -46,7 +47,8 @@ func BadCertificate(log *slog.Logger) func(error) {
 	})
 }
 
-// Read reads the files, which must be good at a time.
+// Read reads the files, which must be good at a time. A certificate out of date is returned with the error, but
+// FileValue keeps the last good one.
 func (f *Certificate) Read(now time.Time) (*tls.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
@@ -58,7 +60,8 @@ func (f *Certificate) Read(now time.Time) (*tls.Certificate, error) {
 	return &pair, err
 }
 
-// VerifyChain checks a certificate but not the name in it.
+// VerifyChain checks a certificate but not the name in it. The first certificate is the peer's own, and the others are
+// intermediates, in any order. roots nil means the system's.
 func VerifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 	o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool()}
 	for _, cert := range state.PeerCertificates[1:] {
@@ -68,7 +71,8 @@ func VerifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 	return err
 }
 
-// CertPool reads the certificates in a file.
+// CertPool reads the certificates in a file. The file is PEM. A file without a certificate is an error, because an
+// empty pool would trust none of the servers.
 func CertPool(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {

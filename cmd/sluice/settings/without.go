@@ -23,7 +23,8 @@ var withoutEffect = []string{
 }
 
 // WithoutEffect are the names in the environment that have no effect in this version. Values that agree with the effect
-// anyway are left out.
+// anyway are left out. off are the values in lower case that ask for no more than Sluice does: features off, and the
+// default names of headers.
 func WithoutEffect(lookup func(string) (string, bool)) (found []string) {
 	off := []string{"", "false", "0", "tcp", "single", "redis", "0s", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"}
 	for _, name := range withoutEffect {

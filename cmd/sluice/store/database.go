@@ -42,19 +42,25 @@ func newDatabase(d Database, feed table.Store, o *Options, advice string) Store 
 	return &inDatabase{Database: d, feed: feed, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: settings.ReadAdvice(advice)}
 }
 
+// sweepEvery is the time between two sweeps, and the most time that one may take. In PostgreSQL, a sweep drops ended
+// accounts. In etcd it compacts overwritten data, which would grow until etcd takes no more writes. In Redis, keys
+// expire by themselves.
 const sweepEvery = 30 * time.Second
 
 // Start implements [Store]. Afterwards it drops ended accounts until ctx is done.
 func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error)) error {
+	// REDIS_STARTUP_MAX_ELAPSED_TIME is for every store, in spite of its name.
 	err := s.flags.insist(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, prepareTime)
 		defer cancel()
 		return s.Prepare(ctx)
 	}, failed)
+	// insist returns nil if ctx is done, so that the end of the node is no failure of the store.
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	came()
+	// Each node sweeps. In PostgreSQL, one does it if several sweep at once.
 	upkeep.Every(ctx, sweepEvery, func() {
 		bounded, cancel := context.WithTimeout(ctx, sweepEvery)
 		defer cancel()
@@ -74,7 +80,7 @@ func (s *inDatabase) Ledger() Ledger { return s.ledger }
 // Advise implements [Store].
 func (s *inDatabase) Advise(err error) string { return s.advice.On(err.Error(), nil) }
 
-// Register implements [Store].
+// Register implements [Store]. A surplus node is removed by an empty text.
 func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Registration, err error) {
 	err = s.Database.Register(ctx, node, text, ListedFor, func(node, text string, ago time.Duration) {
 		all = append(all, Registration{node, text, ago})
@@ -86,7 +92,8 @@ func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Reg
 	return all, err
 }
 
-// Safety implements [Store]. A database drops nothing that it was not told to.
+// Safety implements [Store]. A database drops nothing that it was not told to. So MayEvict stays 0, which is no, and
+// RDB is -1, which is unknown.
 func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
 	durable, err := s.Durable(ctx)
 	return metrics.StoreSafety{Known: err == nil, RDB: -1, AOF: metrics.Flag(durable)}, []any{"durable", durable}, err
@@ -95,7 +102,8 @@ func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, er
 // Table implements [Store].
 func (s *inDatabase) Table() table.Store { return s.feed }
 
-// Seats implements [Store].
+// Seats implements [Store]. It is a record like an account, but with a name that no account has, and no time at which a
+// sweep drops it.
 func (s *inDatabase) Seats() approx.Cell {
 	return &databaseCell{s.Database, account.StoreKey{Name: s.flags.KeyPrefix + seatRecord}}
 }
@@ -106,7 +114,8 @@ type databaseCell struct {
 	key account.StoreKey
 }
 
-// Load implements [approx.Cell].
+// Load implements [approx.Cell]. One read returns the record and the time of the same instant, so that a seat's age is
+// by the store's clock.
 func (c *databaseCell) Load(ctx context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
 	s, err := c.Read(ctx, []account.StoreKey{c.key})
 	if err != nil {
@@ -124,6 +133,8 @@ func (c *databaseCell) Save(ctx context.Context, version uint64, data []byte) (b
 	if err != nil {
 		return false, err
 	}
+	// The life is read here and not by Load: only the version has to be unchanged since then. If another life begins in
+	// between, Write makes no change, and the caller tries again.
 	made, err := c.Write(ctx, s.Life, []account.Change{{StoreKey: c.key, Version: version, Data: data, Until: never}})
 	return err == nil && made[0], err
 }

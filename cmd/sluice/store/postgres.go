@@ -23,6 +23,7 @@ func openPostgres(o *Options) (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
+	// The table of all nodes is in the same database, behind the same pool of connections.
 	return newDatabase(s, postgres.Feed{Store: s}, o, postgresAdvice), nil
 }
 

@@ -32,6 +32,7 @@ func PromiseOf(name string) (*Promise, error) {
 	if s == nil {
 		return nil, fmt.Errorf("--store is %q, must be memory or one of %s", name, known)
 	}
+	// The copy keeps schemes unchanged. Found is filled in here because it is the breaker's, the same for every store.
 	p := s.promise
 	p.Found = leasing.FoundWithin
 	return &p, nil

@@ -19,7 +19,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
-// inRedis is a Redis: single, Sentinel or Cluster.
+// inRedis is a Redis: single, Sentinel or Cluster. There are three clients: client for the ledger and the
+// registrations, people for views, seats and the table, and one for each probe at start.
+//
+// The separation keeps a screen from slowing decisions: a look at an account waits only for a connection of people. It
+// also keeps the ledger's watches, which any transaction on the same connection would end.
 type inRedis struct {
 	*startup
 	people redis.UniversalClient // for what people ask: never of the connections that claims need
@@ -48,14 +52,18 @@ func openRedis(o *Options) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Two connections are enough for all that is no decision: the table, seats and views.
 	few := *options
 	few.PoolSize, few.MinIdleConns = 2, 0
 	s := &inRedis{people: redis.NewUniversalClient(&few)}
+	// A probe has a client of its own, and ends it. A pool would remember failed dials, and refuse the next probes for
+	// up to a second.
 	s.startup = newStartup(f, func(ctx context.Context) error {
 		client := redis.NewUniversalClient(&few)
 		defer func() { _ = client.Close() }() // it only ends
 		return client.Ping(ctx).Err()
 	})
+	// Only the ledger's client is held back. Views and probes dial at once, and report their own errors.
 	held := *options
 	held.Dialer = s.hold(held.Dialer)
 	s.client = redis.NewUniversalClient(&held)
@@ -95,17 +103,23 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	if err != nil {
 		return nil, err
 	}
+	// The time is in whole seconds: a node registers every two seconds at most, and the list shows seconds.
 	now, pipe := int64(at)/int64(time.Second/time.Microsecond), s.client.Pipeline()
 	if text == "" {
 		pipe.HDel(ctx, key, node)
 	} else {
 		pipe.HSet(ctx, key, node, strconv.FormatInt(now, 10)+" "+text)
 	}
+	// If the fleet is gone, so is its list. It is twice ListedFor, so that the last node that left is listed for all of
+	// its time.
 	pipe.Expire(ctx, key, 2*ListedFor)
+	// The read comes behind the write in one pipeline, so that the answer includes this node.
 	fields := pipe.HGetAll(ctx, key)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
+	// A field is of no use if it has no number, is older than a day, or is of a time that has not come. The last may
+	// come from a server whose clock was set back by more than a minute. It would count as present until that time.
 	var over []string
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
@@ -119,13 +133,15 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	}
 	all, surplus := newest(all)
 	over = append(over, surplus...)
+	// An error is left out: the fields are met again at the next registration.
 	if len(over) > 0 {
 		s.client.HDel(ctx, key, over...)
 	}
 	return all, nil
 }
 
-// Safety implements [Store].
+// Safety implements [Store]. The numbers are those of metrics: -1 is unknown, 0 no, 1 yes. A managed service that
+// refuses CONFIG leaves its snapshots unknown.
 func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
 	h, err := healthOf(ctx, s.client)
 	if err != nil {
@@ -146,7 +162,7 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 // Table implements [Store].
 func (s *inRedis) Table() table.Store { return newRedisFeed(s.people, s.flags.KeyPrefix) }
 
-// Seats implements [Store].
+// Seats implements [Store]. These commands have connections of people.
 func (s *inRedis) Seats() approx.Cell {
 	return &redisCell{s.people, s.flags.KeyPrefix + seatRecord} // a transaction ends the watch of the ledger's connections
 }
@@ -173,6 +189,8 @@ func (c *redisCell) Load(ctx context.Context) ([]byte, uint64, ratelimit.LedgerT
 	return data, version, now, err
 }
 
+// versioned reads a string and its version. The version of a string is never 0, because 0 says that there is none: so
+// the lowest bit of the digest is always set.
 func versioned(get *redis.StringCmd) ([]byte, uint64, error) {
 	data, err := get.Bytes()
 	if errors.Is(err, redis.Nil) {
@@ -184,7 +202,9 @@ func versioned(get *redis.StringCmd) ([]byte, uint64, error) {
 	return data, xxhash.Sum64(data) | 1, nil
 }
 
-// Save implements [approx.Cell].
+// Save implements [approx.Cell]. Between WATCH and EXEC, a change by another node makes the server refuse the
+// transaction: then it returns false, and the caller reads again. The string has no expiry, because seats have times of
+// their own in it.
 func (c *redisCell) Save(ctx context.Context, version uint64, data []byte) (bool, error) {
 	err := c.client.Watch(ctx, func(tx *redis.Tx) error {
 		_, is, err := versioned(tx.Get(ctx, c.name))
@@ -206,7 +226,8 @@ func (c *redisCell) Save(ctx context.Context, version uint64, data []byte) (bool
 	return true, nil
 }
 
-// redisLog takes the client library's own lines at debug level.
+// redisLog takes the client library's own lines at debug level. The library reports each failed dial and each lost
+// connection by itself. Those reach the log once a minute as errors of the store, with advice.
 type redisLog struct{ log *slog.Logger }
 
 // Printf implements the library's logger.

@@ -19,16 +19,21 @@ const (
 	// mostReply is in bytes. The answers to a full batch of claims take some 50 KB, and the description of a Cluster
 	// with the most scattered slots 1.6 MB.
 	mostReply = 4 << 20
-	// elementBytes is how many of these bytes an announced element is worth: a client keeps some 40 bytes for each.
+	// elementBytes is how many of these bytes an announced element is worth: a client keeps some 40 bytes for each. So
+	// at most 262,144 elements may come, for some 10 MB of the client's memory.
 	elementBytes = 16
 	// mostLine is the longest line: of errors and statuses.
 	mostLine = 4 << 10
 )
 
-// errReply is why a connection was closed.
+// errReply is why a connection was closed. The likely cause is a port of another program: it answers a Redis command
+// with a text, whose first byte is no type.
 var errReply = errors.New("the server's reply is out of bounds, and the connection is closed (is it a Redis?)")
 
 // dial is how a client makes connections.
+//
+// The path of an answer: redisConn.Read gives each piece to replies.feed, which counts its bytes and follows its
+// frames. A frame beyond the bounds closes the connection before the client sees its length.
 type dial = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // bounded has the connections that next makes checked, and counted in a pool (nil: not at all).
@@ -72,11 +77,14 @@ func (c *redisConn) Write(p []byte) (int, error) {
 // Read returns nothing of what goes beyond the bounds, nor of what comes with it.
 func (c *redisConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	// A new command begins a new budget. A connection of the pool is used again when all its answers were read, so the
+	// budgets of two commands do not mix.
 	if now := c.written.Load(); now != c.seen {
 		c.seen = now
 		c.left = mostReply
 		c.elements = 0
 	}
+	// The first fault closes the connection and counts once. Later reads return the same error.
 	before := c.err
 	c.feed(p[:n])
 	if c.err == nil {
@@ -89,7 +97,7 @@ func (c *redisConn) Read(p []byte) (int, error) {
 	return 0, c.err
 }
 
-// Close implements [net.Conn].
+// Close implements [net.Conn]. The client and a fault may both close it. It is counted as closed once.
 func (c *redisConn) Close() error {
 	c.closed.Do(func() {
 		c.pool.Open.Add(-1)
@@ -108,10 +116,14 @@ type replies struct {
 	err      error  // an errReply, from the first fault on
 }
 
+// feed follows a piece of the answer. It alternates between the rest of a string, which it only counts, and lines,
+// which it reads. A piece may end anywhere, also between \r and \n.
 func (r *replies) feed(p []byte) {
 	for len(p) > 0 && r.err == nil {
 		n := min(len(p), r.skip)
 		if n == 0 {
+			// It looks for the line's end in no more than a line may have. A stream without any end costs mostLine
+			// bytes, and not the whole piece.
 			n = min(len(p), mostLine-len(r.line))
 			if end := bytes.IndexByte(p[:n], '\n'); end >= 0 {
 				n = end + 1
@@ -133,6 +145,7 @@ func (r *replies) feed(p []byte) {
 
 // inLine handles a part of a line, or all of it.
 func (r *replies) inLine(p []byte) {
+	// A line that is whole in the piece is read in place. Only a line in parts is copied.
 	if len(r.line) > 0 || !bytes.HasSuffix(p, []byte("\r\n")) {
 		r.line = append(r.line, p...)
 		p = r.line
@@ -151,10 +164,13 @@ func (r *replies) announced(line []byte) {
 		r.fail("the line %q", line)
 		return
 	}
+	// The first byte of a line is the type of RESP. The first case has values that are whole in the line, then come
+	// strings with a length, and then aggregates with a number of elements.
 	switch kind, text := line[0], line[1:]; {
 	case strings.IndexByte("+-:_,#(", kind) >= 0:
 	case string(text) == "-1" && (kind == '$' || kind == '*'): // RESP2's nulls
 	case strings.IndexByte("$=!", kind) >= 0:
+		// A length has at most 32 bits, so that an int holds it, and also twice the number of a map.
 		n, err := strconv.ParseUint(string(text), 10, 32)
 		if err != nil || int(n) >= r.left {
 			r.fail("a string of %.20q bytes", text)
@@ -162,6 +178,7 @@ func (r *replies) announced(line []byte) {
 		r.skip = int(n) + len("\r\n")
 	case strings.IndexByte("*~>%", kind) >= 0:
 		n, err := strconv.ParseUint(string(text), 10, 32)
+		// A map announces pairs, and each has two elements.
 		if kind == '%' {
 			n *= 2
 		}

@@ -22,7 +22,8 @@ var feedLua string
 var feedScript = redis.NewScript(feedLua)
 
 // redisFeed is a [table.Store] in Redis: single, Sentinel or Cluster. It is a hash and a sorted set, in one slot. It is
-// safe for concurrent use.
+// safe for concurrent use. feed.lua has the form of the data, and its rules. keys are the hash and the sorted set.
+// Their common tag in braces keeps both on one server of a Cluster, so that a script may use both.
 type redisFeed struct {
 	client redis.UniversalClient
 	keys   []string
@@ -34,8 +35,11 @@ func newRedisFeed(client redis.UniversalClient, prefix string) *redisFeed {
 	return &redisFeed{client, []string{name, name + "feed"}}
 }
 
-// run runs the script. The answer begins with the life, and has n parts, unless it is of another life.
+// run runs the script. The answer begins with the life, and has n parts, unless it is of another life. The script runs
+// on one server in one step, so a change and its place in the feed are never apart. A short answer is table.ErrLife:
+// the caller's life is over, and it reads all records anew.
 func (f *redisFeed) run(ctx context.Context, op, life string, n int, args ...any) ([]any, error) {
+	// The id comes from here: Redis gives a script the same random numbers in each run.
 	id := strconv.FormatUint(rand.Uint64(), 16) // of a new life, if one begins
 	answer, err := feedScript.Run(ctx, f.client, f.keys,
 		append([]any{op, life, id}, args...)...).Slice()
@@ -51,7 +55,7 @@ func (f *redisFeed) run(ctx context.Context, op, life string, n int, args ...any
 	return answer, nil
 }
 
-// Since implements [table.Store].
+// Since implements [table.Store]. Answer: life, time, place, keys, records. Numbers come as texts.
 func (f *redisFeed) Since(ctx context.Context, life string, after int64, n int) (p table.Page, err error) {
 	answer, err := f.run(ctx, "since", life, 5, after, n)
 	if err != nil {
@@ -75,7 +79,8 @@ func (f *redisFeed) Since(ctx context.Context, life string, after int64, n int) 
 	return p, nil
 }
 
-// readRecord reads "version ends value".
+// readRecord reads "version ends value". Example: "1764500000000000 0 5000" is a version in microseconds, no end, and a
+// value. The value may have spaces, so only the first two separate.
 func readRecord(key string, text any) (r table.Record, err error) {
 	version, rest, _ := strings.Cut(fmt.Sprint(text), " ")
 	ends, value, ok := strings.Cut(rest, " ")
@@ -108,7 +113,8 @@ func (f *redisFeed) Drop(ctx context.Context, life string, records []table.Recor
 	return err
 }
 
-// Set implements [table.Store].
+// Set implements [table.Store]. Answer: life, "changed" or "", and the record as it is now (nil: there is none). On
+// ErrChanged, that record is the other one, for the caller to show.
 func (f *redisFeed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {

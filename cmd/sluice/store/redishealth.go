@@ -11,7 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisHealth is a Redis server's report on the safety of its data.
+// redisHealth is a Redis server's report on the safety of its data. It serves a warning in the log, metrics and the
+// console. Only Evicted changes behaviour: if it grows, nodes state their totals again.
 type redisHealth struct {
 	// Policy is its maxmemory-policy; "" if it does not report it, as some managed services.
 	Policy    string
@@ -47,6 +48,7 @@ func healthOf(ctx context.Context, client redis.UniversalClient) (redisHealth, e
 	return worst(all), err
 }
 
+// worst is the report of the servers as one: evicted keys add up, and the rest is that of the least safe server.
 func worst(all []redisHealth) redisHealth {
 	if len(all) == 0 {
 		return redisHealth{}
@@ -65,6 +67,7 @@ func worst(all []redisHealth) redisHealth {
 	return w
 }
 
+// healthOfOne sends all questions in one round trip. CONFIG comes first, and INFO supplements it.
 func healthOfOne(ctx context.Context, c redis.Cmdable) (redisHealth, error) {
 	pipe := c.Pipeline()
 	settings := pipe.ConfigGet(ctx, "maxmemory*")
@@ -78,6 +81,7 @@ func healthOfOne(ctx context.Context, c redis.Cmdable) (redisHealth, error) {
 	}
 	h := redisHealth{Policy: settings.Val()["maxmemory-policy"]}
 	h.MaxMemory, _ = strconv.ParseUint(settings.Val()["maxmemory"], 10, 64)
+	// The setting save is a list of intervals, such as "3600 1 300 100". Empty means that no snapshots are made.
 	if saves, err := save.Result(); err == nil {
 		h.Saves, h.RDB = true, saves["save"] != ""
 	}

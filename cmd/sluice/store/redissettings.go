@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Redis says where the shared Redis is. Names and forms are
-// envoyproxy/ratelimit's.
+// Redis says where the shared Redis is. Names and forms are envoyproxy/ratelimit's. Some fields also hold for other
+// stores: KeyPrefix, and StartupMaxElapsed.
 type Redis struct {
 	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. With REDIS_TYPE=CLUSTER: host:port,host:port,... With SENTINEL: master,host:port,... Default: the memory of this process."`
 	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"Kind of Redis: SINGLE, SENTINEL or CLUSTER."`
@@ -48,8 +48,12 @@ type Redis struct {
 // URLSetting is the setting that has its URL.
 func (f *Redis) URLSetting() string { return cmp.Or(f.urlSetting, "REDIS_URL") }
 
-// options are a client's, whose connections dial makes.
+// options are a client's, whose connections dial makes. It opens nothing, but reads files of certificates. An error
+// names the setting, its value without a password, and its bounds.
 func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
+	// A retry would be a second draw of the same tokens, so there are none. ContextTimeoutEnabled ends a command at its
+	// store_deadline. DisableIdentity and the disabled notifications save two commands of the library on each new
+	// connection.
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
 		DialTimeout: f.Timeout, DialerRetries: 1, MinIdleConns: min(f.PoolSize, 4), ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
@@ -59,6 +63,7 @@ func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	if f.PoolSize < 1 || f.Timeout < 0 {
 		return nil, fmt.Errorf("REDIS_POOL_SIZE is %d, must be at least 1, and REDIS_TIMEOUT is %v, must not be negative", f.PoolSize, f.Timeout)
 	}
+	// Sentinels have credentials of their own. Those of the servers are never sent to them.
 	_, o.Username, o.Password = f.credentials()
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
@@ -74,6 +79,7 @@ func (f *Redis) options(pool *metrics.Pool) (*redis.UniversalOptions, error) {
 	case "CLUSTER":
 		o.Addrs, o.IsClusterMode = strings.Split(f.URL, ","), true
 	case "SENTINEL":
+		// The form is that of envoyproxy/ratelimit: mymaster,sentinel1:26379,sentinel2:26379.
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
 			return nil, fmt.Errorf("%s is %q, and REDIS_TYPE SENTINEL needs the name of the master before the addresses, separated by commas", f.URLSetting(), shown(f.URL))
@@ -96,6 +102,8 @@ func (f *Redis) Secure() bool {
 	return f.TLS || strings.EqualFold(scheme, "rediss")
 }
 
+// single reads a host:port, the path of a socket, or a URI. Only the URI may have a database and credentials. A list
+// here is an error with advice: as one address, it would fail at the first dial with a less useful text.
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if strings.Contains(f.URL, ",") && !strings.Contains(f.URL, "://") {
 		return fmt.Errorf("%s is %q, a list, and REDIS_TYPE is SINGLE: set it to CLUSTER, or to SENTINEL with the name of the master first in the list",
@@ -116,18 +124,23 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 		return fmt.Errorf("%s is not a valid URI: %w", f.URLSetting(), err)
 	}
 	u, _ := url.Parse(f.URL) // as ParseURL has
+	// The library would apply its options, such as max_retries, and break the two requirements above. So options
+	// without an effect here are refused.
 	for option := range u.Query() {
 		if option != "db" && option != "skip_verify" {
 			return fmt.Errorf("%s has the option %q, and only db and skip_verify have an effect: remove it", f.URLSetting(), option)
 		}
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
+	// Only rediss:// sets TLSConfig, so Secure was true, and o.TLSConfig is not nil.
 	if parsed.TLSConfig != nil && parsed.TLSConfig.InsecureSkipVerify { // ?skip_verify=true
 		o.TLSConfig.InsecureSkipVerify = true
 	}
 	return nil
 }
 
+// checkAddresses finds wrong addresses before the first dial. A frequent one is pass@host:port, as other clients take
+// it: the error hides the password, and names its setting.
 func (f *Redis) checkAddresses(addresses []string) error {
 	for _, a := range addresses {
 		if strings.HasPrefix(a, "/") {
@@ -153,6 +166,8 @@ func (f *Redis) credentials() (setting, user, password string) {
 	return "REDIS_AUTH", user, password
 }
 
+// userAndPassword divides at the first colon: in user:a:b, the password is a:b. A password with a colon and no user
+// needs default: before it.
 func userAndPassword(auth string) (user, password string) {
 	user, password, both := strings.Cut(auth, ":")
 	if !both {
@@ -161,6 +176,8 @@ func userAndPassword(auth string) (user, password string) {
 	return user, password
 }
 
+// tls reads the certificates, and fails if one is missing or out of date. With REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
+// the library's check is off as a whole, so the chain is checked here. skip_verify of a URI checks neither.
 func (f *Redis) tls() (*tls.Config, error) {
 	own := settings.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "REDIS_TLS_CLIENT_", Log: f.log}
 	c, err := own.Client(f.TLSCACert, "REDIS_TLS_CACERT")
@@ -198,7 +215,8 @@ var adviceText string
 
 var advice = settings.ReadAdvice(adviceText)
 
-// advise names the settings behind an error of Redis, with their values; passwords are left out.
+// advise names the settings behind an error of Redis, with their values; passwords are left out. Replies get a mark in
+// their text: the advice file has no other way to tell a server that refuses from one that is away.
 func (f *Redis) advise(err error) string {
 	text := err.Error()
 	if _, replied := errors.AsType[redis.Error](err); replied { // MOVED, CLUSTERDOWN, MISCONF, LOADING and others

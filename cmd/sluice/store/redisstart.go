@@ -24,6 +24,10 @@ import (
 //
 // Until then the client opens no connection, and each command fails with the error of the last attempt. A pool
 // that has failed often dials only once a second, which is too late for a Redis that starts.
+//
+// Who waits for whom: commands wait for the first attempt (tried), which takes a second at most. Connections of the
+// pool wait for an answer (came), or for the end of the probes (ended). An error of the probe is the error of all
+// commands meanwhile, so a log says the cause instead of a time that ran out.
 type startup struct {
 	flags  *Redis
 	client redis.UniversalClient
@@ -31,7 +35,8 @@ type startup struct {
 	tried  chan struct{}               // closed when the first attempt has ended
 	came   chan struct{}               // closed when the Redis has answered
 	ended  chan struct{}               // closed when no probe runs any more
-	why    atomic.Pointer[error]
+	// The last probe's error; nil: none has ended. The probing goroutine stores it, and any command loads it.
+	why atomic.Pointer[error]
 }
 
 // Bounds of a start.
@@ -47,6 +52,7 @@ var (
 	ErrStartup = errors.New("the store did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME")
 )
 
+// newStartup makes one that has asked nothing. The caller sets client before Start.
 func newStartup(flags *Redis, ping func(context.Context) error) *startup {
 	return &startup{flags: flags, ping: ping, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
 }
@@ -67,7 +73,8 @@ func (s *startup) Start(ctx context.Context, came func(), failed func(error)) er
 }
 
 // insist tries until it succeeds or ctx is done. It returns an error if it took longer than they allow; failed gets the
-// error of each attempt.
+// error of each attempt. The order at the end of a turn counts: after the pause comes the check of the time, so that
+// the last error is part of ErrStartup. An end of the node returns nil.
 func (f *Redis) insist(ctx context.Context, try func(context.Context) error, failed func(error)) error {
 	if most := f.StartupMaxElapsed; most > 0 {
 		bounded, cancel := context.WithTimeoutCause(ctx, most, ErrStartup)
@@ -92,6 +99,8 @@ func (f *Redis) insist(ctx context.Context, try func(context.Context) error, fai
 	}
 }
 
+// attempt asks once, and warms the client when the server has answered. came is closed before the warm-up, which needs
+// connections. A failed warm-up is tried again without another probe, because refusal is nil from then on.
 func (s *startup) attempt(ctx context.Context, answered func()) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -132,6 +141,9 @@ func (s *startup) warmUp(ctx context.Context) error {
 	return s.client.Ping(ctx).Err()
 }
 
+// warmServer blocks until each connection has answered. Pings at the same time each need a connection of their own, so
+// the pool ends up with that many. Without this, the first requests would each wait for a dial, and with TLS for a
+// handshake.
 func (s *startup) warmServer(ctx context.Context, client *redis.Client) error {
 	if err := account.LoadScripts(ctx, client); err != nil {
 		return err
@@ -147,7 +159,7 @@ func (s *startup) warmServer(ctx context.Context, client *redis.Client) error {
 	return errors.Join(errs...)
 }
 
-// refusal is why no command is sent yet, or nil.
+// refusal is why no command is sent yet, or nil. It does not block.
 func (s *startup) refusal() error {
 	select {
 	case <-s.came:
@@ -160,7 +172,8 @@ func (s *startup) refusal() error {
 	return errNotAsked
 }
 
-// wait is refusal once the first attempt has ended.
+// wait is refusal once the first attempt has ended. It keeps a command of the first moment from failing where the
+// server answers at once. So the first request after a start is decided by the store.
 func (s *startup) wait(ctx context.Context) error {
 	select {
 	case <-s.came:
@@ -171,7 +184,8 @@ func (s *startup) wait(ctx context.Context) error {
 	return s.refusal()
 }
 
-// hold has the client's connections wait until the Redis has answered.
+// hold has the client's connections wait until the Redis has answered. After the probes have ended without an answer,
+// the node itself ends. Then dials fail at once, instead of waiting for ever.
 func (s *startup) hold(next dial) dial {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		select { // not until ctx is done: the pool would count it as a failure
@@ -185,7 +199,7 @@ func (s *startup) hold(next dial) dial {
 	}
 }
 
-// DialHook implements [redis.Hook].
+// DialHook implements [redis.Hook]. Dials wait in hold instead.
 func (s *startup) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements [redis.Hook].

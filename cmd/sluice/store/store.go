@@ -4,6 +4,10 @@
 //
 // A store is one entry in schemes. For one that compares and sets records (account.Store), implement a
 // Database.
+//
+// How to read it: store.go has the interface and the choice by scheme. database.go makes a Store of any Database, which
+// postgres.go and etcd.go open. redis.go is the other implementation. Its connections pass two layers: redisstart.go
+// holds them until the server answers, and redisconn.go bounds the answers.
 package store
 
 import (
@@ -35,12 +39,17 @@ type Store interface {
 	Register(ctx context.Context, node, text string) ([]Registration, error)
 	// Safety is how the store keeps its data, and in what words it says so, as attributes of a log line.
 	Safety(ctx context.Context) (s metrics.StoreSafety, says []any, err error)
+	// The program opens a store, makes everything else over it, and starts it last. So an error in the settings is
+	// found before a connection is made.
 	// Start connects, and calls came when the first requests may come. failed gets the error of each attempt.
 	// If the store did not answer in time, it returns an error at once (ErrStartup). It does the store's
 	// background work until ctx is done.
 	Start(ctx context.Context, came func(), failed func(error)) error
+	// Ping asks the store whether it takes commands, for REDIS_HEALTH_CHECK_ACTIVE_CONNECTION. It changes nothing
+	// there.
 	Ping(ctx context.Context) error
-	// Advise names the settings that an error of the store speaks of.
+	// Advise names the settings that an error of the store speaks of. It always has an answer: the last line of each
+	// advice file is for all other errors.
 	Advise(err error) string
 	// Close ends all connections.
 	Close()
@@ -59,7 +68,7 @@ type Registration struct {
 }
 
 // seatRecord is what the record of drift seats is called, behind the prefix. Releases that had seats in a hash
-// (sluice:seats) do not meet it.
+// (sluice:seats) do not meet it. The record is JSON, and all nodes of a fleet change it with a compare and set.
 const seatRecord = "sluice:seat-record"
 
 const (
@@ -79,7 +88,8 @@ type Flags struct {
 // Shared reports whether there is a store.
 func (f *Flags) Shared() bool { return f.URL != "" || f.Redis.URL != "" }
 
-// OnRedis reports whether the store is a Redis.
+// OnRedis reports whether the store is a Redis. It is also true without a store, so callers check Shared first. Only
+// Redis has a pool whose connections are counted.
 func (f *Flags) OnRedis() bool { return f.URL == "" || strings.HasPrefix(f.URL, "redis") }
 
 // Options are how a store is opened.
@@ -99,7 +109,8 @@ type scheme struct {
 // schemes are all kinds of stores.
 var schemes = [...]scheme{redisScheme, postgresScheme, etcdScheme}
 
-// find returns nil if there is no such scheme, and the names of all.
+// find returns nil if there is no such scheme, and the names of all. known is for error messages: a mistyped scheme is
+// answered with the schemes that there are.
 func find(name string) (found *scheme, known string) {
 	var all []string
 	for i := range schemes {
@@ -111,11 +122,13 @@ func find(name string) (found *scheme, known string) {
 	return found, strings.Join(all, ", ")
 }
 
-// Open opens the store that the settings name. It does not connect: Start does.
+// Open opens the store that the settings name. It does not connect: Start does. The settings are a copy, so that
+// urlSetting stays out of those of the caller.
 func Open(o Options) (Store, error) {
 	if o.URL == "" {
 		return openRedis(&o)
 	}
+	// A Redis may stand in STORE_URL, too. Errors then must name that setting, and not REDIS_URL.
 	o.Redis.urlSetting = "STORE_URL"
 	if o.Redis.URL != "" {
 		return nil, errors.New("STORE_URL and REDIS_URL are both set: unset one of them")
@@ -137,7 +150,9 @@ func shown(address string) string {
 	return address
 }
 
-// newest are the nodes that count, and the newest mostSilent others. It returns the names of the rest.
+// newest are the nodes that count, and the newest mostSilent others. It returns the names of the rest. A fleet that
+// scales up and down leaves a silent name for each pod that ended. Without the bound, the list of a day would be as
+// long as the number of all these pods.
 func newest(all []Registration) (listed []Registration, surplus []string) {
 	slices.SortFunc(all, func(a, b Registration) int { return cmp.Compare(a.Ago, b.Ago) })
 	silent := 0
