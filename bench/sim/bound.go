@@ -308,7 +308,7 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 }
 
 // out reports whether on_store_failure may have decided in a window that matters. Nodes of a ring without a store have
-// only their own memory. A full table drops keys, which then decide anew without a lease.
+// only their own memory. Keys without a place in a full table are decided by on_store_failure, too (FallbackTableFull).
 func (b *bound) out(r *ratelimit.Rule) bool {
 	if r.Coordination.Mode.Spec().Owned && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true

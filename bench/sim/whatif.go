@@ -57,8 +57,8 @@ var variants = []variant{
 	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
-// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of
-// completed runs and of all runs.
+// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of completed runs and of
+// all runs. All choices get the same demand and the same faults, from one seed: they differ only by mode.
 func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
 	a := &Answer{}
 	for i, v := range variants {
@@ -90,6 +90,7 @@ func Runs() int64 { return int64(2 * len(variants)) }
 
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
+	// With fewer seats than nodes, some nodes could not drift, and approx would look slower than it is.
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
 	if err := setFields(&r.Coordination, v.set); err != nil {
 		return Options{}, fmt.Errorf("%s: %w", v.name, err)
@@ -118,7 +119,8 @@ func badDay(length time.Duration, nodes int) []Fault {
 	}
 }
 
-// judge reports whether a choice meets the question's bounds.
+// judge reports whether a choice meets the question's bounds. The bad day must keep the bounds, but not the maximum
+// wait: an outage makes every mode wait.
 func (q *Question) judge(c *Choice) {
 	allowed := q.MaxOver.Of(q.Limit.Capacity())
 	switch {
@@ -140,7 +142,9 @@ func (q *Question) judge(c *Choice) {
 // added, and messages share frames.
 const hopWeight = 0.25
 
-// cost is the measure of choices: the work of the store and of the nodes, needless refusals, and waiting.
+// cost is the measure of choices: the work of the store and of the nodes, needless refusals, and waiting. Its unit is a
+// store operation for 1,000 decisions. A refusal that was needless costs as much as a store operation, and a
+// millisecond of p99.9 costs one.
 func (c *Choice) cost() float64 {
 	lost := 0.0
 	if c.Plain.Offered > 0 {
@@ -150,8 +154,8 @@ func (c *Choice) cost() float64 {
 	return c.Plain.ClaimsPerThousand() + hopWeight*hops + 1000*lost + float64(c.Plain.P999)/float64(time.Millisecond)
 }
 
-// recommend chooses the cheapest choice that fits. If there is none, it chooses the one with the shortest waits
-// of those within MaxOver.
+// recommend chooses the cheapest choice that fits. If there is none, it chooses the one with the shortest waits of
+// those within MaxOver. The first choice asks the store for each request, so its number is the measure in the reasons.
 func (a *Answer) recommend(q *Question) {
 	best := -1
 	for i := range a.Choices {

@@ -45,12 +45,12 @@ type world struct {
 	result Result
 	waits  *hdrhistogram.Histogram // microseconds, of waiting requests
 	// A hash of all decisions with their times, in their order: see printed.
-	print  uint64
-	point  Point
-	every  int64 // nanoseconds to a point
-	ends   int64 // end of the run
-	idle   int   // events at this instant
-	bound  bound
+	print uint64
+	point Point
+	every int64 // nanoseconds to a point
+	ends  int64 // end of the run
+	idle  int   // events at this instant
+	bound bound
 }
 
 // key is one budget.
