@@ -46,7 +46,8 @@ type EnvoyReport struct {
 	Ways  []EnvoyCost `json:"ways"`
 }
 
-// envoyWay is a configuration, what answers it, and what its rounds measured.
+// envoyWay is a configuration, what answers it, and what its rounds measured. Its sums are over all rounds: use
+// subtracts a reading before each round and adds the one after it.
 type envoyWay struct {
 	name    string
 	text    string // of Envoy
@@ -124,7 +125,9 @@ descriptors:
         rate_limit: {unit: hour, requests_per_unit: 40000000}
 `
 
-// round starts all that the way needs, and ends it: nothing else runs meanwhile.
+// round starts all that the way needs, and ends it: nothing else runs meanwhile. First it starts the backend, the
+// service and Envoy, and waits until Envoy sees all nodes as healthy. Then it sends requests without counting them,
+// until connections and leases are there. Then it measures.
 func (w *envoyWay) round(ctx context.Context, binary string, o *EnvoyOptions) error {
 	backend, err := realenvoy.StartBackend(nil)
 	if err != nil {
@@ -164,7 +167,8 @@ func (w *envoyWay) round(ctx context.Context, binary string, o *EnvoyOptions) er
 	return w.use(e, service, 1)
 }
 
-// service is what Envoy asks: nodes of Sluice, the empty server, or none.
+// service is what Envoy asks: nodes of Sluice, the empty server, or none. A single node needs no Redis: it is compared
+// without one.
 func (w *envoyWay) service(o *EnvoyOptions) (*process.Fleet, error) {
 	if w.mode == "" {
 		f := &process.Fleet{}
