@@ -30,7 +30,8 @@ type Server struct {
 	Window  time.Duration `default:"1s" help:"Unit of the limit."`
 }
 
-// Join runs it as a process of a fleet, by sluicelab, at an address that is free.
+// Join runs it as a process of a fleet, by sluicelab, at an address that is free. Without a Redis, its flag is empty,
+// which the command takes for none.
 func (s Server) Join(f *process.Fleet, lab string) error {
 	ports, err := freeport.Find(1)
 	if err != nil {
@@ -51,7 +52,8 @@ type baseline struct {
 	client *redis.Client // nil: it does no work
 }
 
-// ShouldRateLimit implements rls.RateLimitServiceServer.
+// ShouldRateLimit implements rls.RateLimitServiceServer. A key is like `bench_key_client-7_1800144000`: the domain, the
+// entries and the start of the window. Redis removes it one window after its last use.
 func (b *baseline) ShouldRateLimit(ctx context.Context, q *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	answer := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
 	if b.client == nil {
@@ -85,7 +87,7 @@ func (b *baseline) ShouldRateLimit(ctx context.Context, q *rls.RateLimitRequest)
 	return answer, nil
 }
 
-// Serve serves until ctx is done.
+// Serve serves until ctx is done. Ten connections are the default of envoyproxy/ratelimit.
 func (s Server) Serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", s.Address)
 	if err != nil {
