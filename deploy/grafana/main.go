@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// panel is one chart. about tells readers how to read it.
+// panel is one chart. about tells readers how to read it. A title is also its key in looks, so two panels that share a
+// title share their look.
 type panel struct {
 	title, about, unit string
 	wide               bool
@@ -17,6 +18,7 @@ type panel struct {
 	queries            []query
 }
 
+// Its legend may name labels of the result, such as {{instance}}.
 type query struct{ expr, legend string }
 
 // step is the least value of a color.
@@ -31,7 +33,8 @@ type look struct {
 	steps []step
 }
 
-// looks are those of panels, by title.
+// looks are those of panels, by title. Steps such as 0.5 and 100.5 lie between possible values, so that rounding does
+// not change a color.
 var looks = map[string]look{
 	"Nodes": {steps: []step{{-1, "red"}, {1, "green"}}},
 	"Rules beyond their bound, in the last hour":              {steps: []step{{0.5, "red"}}},
@@ -57,7 +60,8 @@ type dashboard struct {
 	panels     []panel
 }
 
-// by are the labels of a rule; on, the choice of rules at the top of a page.
+// by are the labels of a rule; on, the choice of rules at the top of a page. A variable of the page with "All" chosen
+// is .*, and matches metrics without that label, too.
 const (
 	by = "domain, rule, mode"
 	on = `namespace=~"$namespace",domain=~"$domain",rule=~"$rule"`
@@ -183,6 +187,8 @@ var dashboards = []dashboard{
 
 type object = map[string]any
 
+// It places panels from left to right in a grid of 24 columns, two to a row, or one that is wide. All values come from
+// the definition, so the files change only with it.
 func (d *dashboard) json() ([]byte, error) {
 	source := object{"type": "prometheus", "uid": "${source}"}
 	var panels []object
@@ -251,6 +257,7 @@ func main() {
 	}
 }
 
+// A file is named by the uid of its dashboard.
 func write(dir string) error {
 	for i := range dashboards {
 		text, err := dashboards[i].json()

@@ -55,7 +55,8 @@ func expand(text string, variables map[string]string) string {
 	})
 }
 
-// environment returns the variables of a container.
+// environment returns the variables of a container. A variable can name those before it. The API server's address is
+// its own, and not that of the service kubernetes, which has no proxy here.
 func (p *pod) environment(ctx context.Context, c *core.Container) (map[string]string, error) {
 	all := map[string]string{
 		"PATH": "/usr/local/bin:/usr/bin:/bin", "HOSTNAME": p.Name, "KUBERNETES_SERVICE_HOST": nodeIP, "KUBERNETES_SERVICE_PORT": "6443",
@@ -76,6 +77,7 @@ func (p *pod) environment(ctx context.Context, c *core.Container) (map[string]st
 	return all, nil
 }
 
+// found is false for an optional entry that is missing: then there is no variable, and not an empty one.
 func (p *pod) value(ctx context.Context, c *core.Container, from *core.EnvVarSource) (value string, found bool, err error) {
 	var all map[string][]byte
 	var key string
@@ -122,6 +124,7 @@ func resource(c *core.Container, name string) string {
 
 var annotation = regexp.MustCompile(`^metadata\.(annotations|labels)\['(.*)'\]$`)
 
+// A path is like metadata.name, or metadata.labels['app'].
 func (p *pod) field(path string) (string, error) {
 	if m := annotation.FindStringSubmatch(path); m != nil {
 		return map[string]map[string]string{"annotations": p.Annotations, "labels": p.Labels}[m[1]][m[2]], nil
@@ -137,6 +140,7 @@ func (p *pod) field(path string) (string, error) {
 	return value, nil
 }
 
+// It is the form of a file of the downward API: NAME="VALUE" in each line, sorted.
 func lines(entries map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
@@ -145,7 +149,8 @@ func lines(entries map[string]string) string {
 	return b.String()
 }
 
-// volume returns the folder of a volume, with the files that it has now.
+// volume returns the folder of a volume, with the files that it has now. Its folder belongs to the pod and not to the
+// container, so containers share it, and it survives their restarts.
 func (p *pod) volume(ctx context.Context, name string) (string, error) {
 	dir := filepath.Join(p.dir, "volumes", name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -179,6 +184,8 @@ func write(name string, text []byte) error {
 	return os.WriteFile(name, text, 0o644)
 }
 
+// files returns a volume's files by their paths. Those of a later projected source replace those of an earlier one.
+// Unknown sources are errors: a test must not pass because a file was left out.
 func (p *pod) files(ctx context.Context, v *core.Volume) (map[string][]byte, error) {
 	switch {
 	case v.EmptyDir != nil:
@@ -265,7 +272,8 @@ func (p *pod) token(ctx context.Context, audience string) ([]byte, error) {
 	return []byte(t.Status.Token), nil
 }
 
-// account writes what a container finds of its service account.
+// account writes what a container finds of its service account. Clients within a cluster read these three files
+// (rest.InClusterConfig). ca.crt is the authority of the API server.
 func (p *pod) account(ctx context.Context, root string) error {
 	mount := p.Spec.AutomountServiceAccountToken
 	if p.Spec.ServiceAccountName == "" || mount != nil && !*mount {
@@ -287,7 +295,8 @@ func (p *pod) account(ctx context.Context, root string) error {
 	return nil
 }
 
-// system writes the files by which programs find users, hosts and names.
+// system writes the files by which programs find users, hosts and names. ndots:5 makes a short name such as redis be
+// looked up in the pod's namespace first, as kubelet sets it.
 func (p *pod) system(root string) error {
 	search := strings.ReplaceAll("NS.svc.cluster.local svc.cluster.local cluster.local", "NS", p.Namespace)
 	for name, text := range map[string]string{
