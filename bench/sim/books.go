@@ -24,7 +24,7 @@ type books struct {
 	booked   map[booking]*tally
 }
 
-// name names an account.
+// name names an account. Of a bucket, the window is 0.
 type name struct {
 	key    *key
 	window ratelimit.Window
@@ -230,7 +230,8 @@ func (b *books) evict(k *key, w ratelimit.Window) {
 	b.accounts[name{k, w}] = &book{holders: map[ratelimit.Holder]*entry{}, lost: true}
 }
 
-// known is a node's last answer about an account.
+// known is a node's last answer about an account. It is the evidence for refuses. Window -1 stands for none: the node
+// may have newer knowledge than its last answer.
 type known struct {
 	window ratelimit.Window
 	sum    ratelimit.Tokens
@@ -302,6 +303,7 @@ func chargedIn(v *ratelimit.Verdict) ratelimit.Window {
 	return v.Window
 }
 
+// It is by node and not by name: a node that has dropped an account returns to it under another name.
 func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tally {
 	at := booking{node, name{k, w}}
 	if b.booked[at] == nil {
@@ -330,8 +332,9 @@ const (
 	sinceTurn = 500 * time.Millisecond // all nodes agree on a window that began this long ago, and ends at least as late
 )
 
-// settleUp lets nodes state their totals and leave, then closes the books. It returns at the end. A store that
-// has lost single accounts reports that by then (DoubtEvicted).
+// settleUp lets nodes state their totals and leave, then closes the books. It returns at the end. A store that has lost
+// single accounts reports that by then (DoubtEvicted). Losses and repetitions of messages end with the load, and faults
+// may go on: nodes that they reach are left out.
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
 	w.queue.Push(at, func() {
@@ -391,7 +394,8 @@ func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
 	}
 }
 
-// has is the total of a node in an account, over all its names, and the part of it that may be repeated draws.
+// has is the total of a node in an account, over all its names, and the part of it that may be repeated draws. The high
+// bits of a holder's name are the node.
 func (b *book) has(node ratelimit.Holder) (total, loose ratelimit.Tokens) {
 	for h, e := range b.holders {
 		if h>>nameBits == node {

@@ -237,6 +237,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
+	// The fewest nodes that any node has seen give the largest parts of a limit in an outage.
 	declared := declare.Of(&own, b.fewest, declare.SharedStore)
 	most := declared.Over.Drift + b.travels(&own)
 	for i := range b.forgets {

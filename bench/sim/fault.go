@@ -57,7 +57,8 @@ func (w *world) strike(f Fault) {
 	}
 }
 
-// partOf is the part of the ledger of a fault.
+// partOf is the part of the ledger of a fault. Any number names one, so that a fault drawn for a node can also hit a
+// part.
 func (w *world) partOf(f Fault) *part { return w.store.parts[f.Node%len(w.store.parts)] }
 
 // move moves a key's accounts to another part, unless one of both does not answer. Only ledgers in memory can move
@@ -232,7 +233,7 @@ func (w *world) change(c Change) {
 	}
 }
 
-// during counts a state up, and down again later.
+// during counts a state up, and down again later. A count and not a flag, because two faults of a kind may overlap.
 func (w *world) during(state *int, d time.Duration) {
 	*state++
 	w.in(d, func() { *state-- })

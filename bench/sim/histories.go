@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Summary is the result of many histories.
+// Summary is the result of many histories. Counts of 0 are listed, too: newSummary sets them.
 type Summary struct {
 	Histories int64            `json:"histories"`
 	Decisions int64            `json:"decisions"`
@@ -28,7 +28,7 @@ type Summary struct {
 	Failure   *Failure         `json:"failure,omitempty"`
 }
 
-// Failure is a history with a violation.
+// Failure is a history with a violation. Its trace is the last part of the run, with the violation at its end.
 type Failure struct {
 	Seed      uint64     `json:"seed"`
 	Violation *Violation `json:"violation"`
@@ -203,6 +203,7 @@ func (s Selection) failure(seed uint64) *Failure {
 	return f
 }
 
+// describe has the settings of a history in one line: with the faults and changes, all that a reader of a failure needs.
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
 	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts, %d regions; faults %v; changes %v; mix %v, second %v, table %d",

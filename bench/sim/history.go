@@ -115,15 +115,19 @@ func (h *historian) lengthen() {
 	h.o.Faults = append(h.o.Faults, Fault{At: 20 * time.Second, Kind: Join})
 }
 
+// Its methods fill in the options, each one part of them.
 type historian struct {
 	*rand.Rand
 	o Options
 }
 
+// pick draws one of some values, each with the same probability.
 func pick[T any](h *historian, of ...T) T { return of[h.IntN(len(of))] }
 
 func (h *historian) chance(p float64) bool { return h.Float64() < p }
 
+// rule makes a limit, mostly in windows of one to ten seconds, so that a history of half a minute has several turns. A
+// few have long windows: they begin at most twenty seconds before a turn.
 func (h *historian) rule() {
 	r := &ratelimit.Rule{Domain: "history", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	requests := pick(h, ratelimit.Tokens(1), 5, 20, 100, 400, 2000, 5000)
@@ -266,7 +270,8 @@ func (h *historian) mix() {
 	}
 }
 
-// mostRequests keeps a history short.
+// mostRequests keeps a history short. Both the rate and the length follow from the limit, and their product could be
+// millions.
 const mostRequests = 12_000
 
 // Demand is 0.3 to 4.3 times the limit, so that some histories never reach it and others are always over it.
@@ -281,6 +286,8 @@ func (h *historian) demand() {
 	h.o.Load = load.Load{Rate: rate, Shape: load.Shape(h.IntN(len(load.Shapes))), Keys: keys, Skew: pick(h, 0, 1.1), Length: length, Cost: pick(h, 1, 1, 1, 3, 10)}
 }
 
+// net varies the times of trips, losses, repetitions and the rates of clocks. Half of the stores refuse connections
+// while they are down, and the others let them time out.
 func (h *historian) net() {
 	n := &h.o.Net
 	n.Trip.Least = pick(h, 0, 200*time.Microsecond, time.Millisecond, 8*time.Millisecond, 50*time.Millisecond)

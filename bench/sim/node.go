@@ -168,8 +168,9 @@ const (
 	nameBits = 28
 )
 
-// alive is the number of nodes that a node sees. It divides limits in an outage, so the smallest number that a
-// node saw bounds the admissions.
+// alive is the number of nodes that a node sees. It divides limits in an outage, so the smallest number that a node saw
+// bounds the admissions. Nodes see at once who is alive. In the product, they learn it later, from registrations and
+// the ring.
 func (w *world) alive() int {
 	n := 0
 	for _, other := range w.nodes {
@@ -252,12 +253,14 @@ func (n *node) wakes(q *request) {
 	})
 }
 
-// dropDecided drops requests that no longer wait.
+// dropDecided drops requests that no longer wait. Requests in a ring are dropped now and again only (route), so the
+// list may have some that are over.
 func (n *node) dropDecided() {
 	n.waits = slices.DeleteFunc(n.waits, func(q *request) bool { return q.over })
 }
 
-// end stops a node for good.
+// end stops a node for good. Its tokens in hand are lost to it and still in the ledger's accounts. Its Stepped is not
+// stopped, because nothing calls it any more.
 func (n *node) end() {
 	n.alive = false
 	n.forsake()
@@ -302,7 +305,8 @@ func (n *node) goodbye() {
 	n.end()
 }
 
-// sit keeps a seat, as approx.Keeper.Run does.
+// sit keeps a seat, as approx.Keeper.Run does. It looks twenty times in the life of a seat; the keeper says whether an
+// application is due. After one, it looks again when that is answered (sat), so there is one at a time.
 func (n *node) sit() {
 	sent, plan := n.clock(), n.plan()
 	if plan.Seats > 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Options determine a run.
+// Options determine a run. A zero field is the plain case: no fault, no skew, one part, all requests to nodes.
 type Options struct {
 	Seed  uint64
 	Nodes int `in:"1..1000"`
@@ -53,7 +53,8 @@ type watcher interface {
 	asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
-// Change is a new version of the rule, which each node reads at its own time.
+// Change is a new version of the rule, which each node reads at its own time. Between the first node and the last,
+// nodes have different versions, as in a rollout of a ConfigMap.
 type Change struct {
 	At     time.Duration
 	Rule   *ratelimit.Rule
@@ -87,7 +88,8 @@ type Ledger interface {
 	Evict(key string, window ratelimit.Window) // loses one account, without a sign
 }
 
-// Net is the network between a node and the store, and between two nodes.
+// Net is the network between a node and the store, and between two nodes. Losses and repetitions are independent of
+// each other and of time. Faults play longer ones.
 type Net struct {
 	Trip Delay         // to the store and back
 	Hop  Delay         // to another node and back

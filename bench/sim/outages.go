@@ -95,6 +95,7 @@ func drawOutage(seed uint64, mode, policy string) outage {
 	o.from = time.Duration(h.Int64N(int64(2 * one)))
 	o.to = o.from + time.Duration(h.Int64N(int64(2*one))) + 10*time.Millisecond
 	o.Faults = []Fault{{At: o.from, Kind: []FaultKind{Down, Down, Hang}[h.IntN(3)], For: o.to - o.from}}
+	// In one of three outages, one node or two start anew.
 	for range h.IntN(3) / 2 * (1 + h.IntN(2)) {
 		o.starts++
 		at, node := o.from+time.Duration(h.Int64N(int64(o.to-o.from))), h.IntN(nodes)
@@ -111,8 +112,10 @@ func drawOutage(seed uint64, mode, policy string) outage {
 // declared number must hold for both.
 func unevenly(h *rand.Rand, nodes int, length time.Duration, rate float64) *load.Recorded {
 	r := &load.Recorded{Keys: []string{"k"}}
+	// In two of three outages, requests cost one token, and in the third up to five.
 	only, until, cost := -1, 0.0, 1+int64(h.IntN(3)/2*h.IntN(5))
 	for at := 0.0; ; {
+		// The mean cost is (1+cost)/2, so rate is in tokens and not in requests.
 		at += h.ExpFloat64() / rate * float64(1+cost) / 2
 		if at >= length.Seconds() {
 			return r
@@ -168,6 +171,7 @@ func (row *OutageRow) judge(o outage) error {
 			}
 		}
 		row.Windows++
+		// With on_store_failure open, all demand passes, and there is no number to compare with.
 		if !most.Bounded() {
 			continue
 		}

@@ -210,8 +210,9 @@ func (w *world) counts(n *node, q *request) {
 	}
 }
 
-// refundDenied returns the charges of descriptors of a request that another descriptor refused, if their rule
-// says so.
+// refundDenied returns the charges of descriptors of a request that another descriptor refused, if their rule says so.
+// The ledger's view is that nothing was charged, so the judge retracts the admission of its instant. The result counts
+// it as refused.
 func (w *world) refundDenied(n *node, q *request) {
 	if q.n < 2 || !q.verdicts[0].OverLimit && !q.verdicts[1].OverLimit {
 		return
@@ -249,6 +250,7 @@ func (w *world) count(n *node, q *request, i int) {
 	case a.Kind == ratelimit.Refund:
 		w.released(k, a, a.Cost)
 	case a.Kind == ratelimit.Release:
+		// Charged is the part that the node has credited.
 		n := v.Charged
 		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or learns of it later
 			n = a.Cost
@@ -292,7 +294,8 @@ func (w *world) refuse(k *key, cost ratelimit.Tokens) {
 // bytes.
 func (w *world) printed(code uint64) { w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211 }
 
-// waited counts the wait of the caller, and the source of the decision.
+// waited counts the wait of the caller, and the source of the decision. Of two descriptors, the source of the first
+// counts.
 func (w *world) waited(q *request) {
 	w.result.Sources[ratelimit.Sources[q.verdicts[0].Source]]++
 	took := w.now - q.at

@@ -237,7 +237,8 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 	}
 }
 
-// carry delivers a frame, after those sent before.
+// carry delivers a frame, after those sent before. It looks at the stream again on arrival: it may have broken on the
+// way.
 func (s *stream) carry(way int, do func()) {
 	to := [2]*node{s.to, s.from}[way]
 	s.from.behind(&s.last[way], 0, func() {
@@ -297,7 +298,7 @@ func (n *node) goAway(until int64) {
 	}
 }
 
-// gone breaks the streams of an ended node.
+// gone breaks the streams of an ended node. The others notice after a hop, as by a TCP reset.
 func (w *world) gone(n *node) {
 	if n.ring == nil {
 		return
@@ -332,7 +333,8 @@ func (n *node) lookOnce() {
 	n.ring.step(func() { n.ring.Found(addrs) })
 }
 
-// ready reports whether a balancer uses the node: not if it is away, leaves, or has not joined.
+// ready reports whether a balancer uses the node: not if it is away, leaves, or has not joined. Without a ring, a live
+// node is ready at once.
 func (n *node) ready() bool {
 	return n.alive && (n.ring == nil || !n.ring.leaving && n.ring.Ready())
 }

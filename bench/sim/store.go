@@ -43,13 +43,15 @@ type part struct {
 	copies map[int64]older // by the instant of the failover that uses it
 }
 
-// older is an earlier state of a part, and the model of it.
+// older is an earlier state of a part, and the model of it. Both are needed: after a failover, the model must have lost
+// the same messages as the ledger.
 type older struct {
 	data  *account.MemoryStore
 	books map[name]*book
 }
 
-// memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover.
+// memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover. lives
+// counts its losses, so that each life has another id.
 type memory struct {
 	*account.Memory
 	lives int
@@ -397,7 +399,8 @@ func (p *part) order(claims []account.Claim) []int {
 	return all
 }
 
-// keep copies a part of the ledger for the failover at an instant.
+// keep copies a part of the ledger for the failover at an instant. The key is the instant at which the copy will be
+// used, because several failovers can wait at once.
 func (p *part) keep(failover int64) {
 	if m, ok := p.ledger.(*memory); ok {
 		p.copies[failover] = older{m.Copy(), p.books.kept(p)}
@@ -422,14 +425,16 @@ func (p *part) forget() {
 	p.books.forget(p)
 }
 
-// evict loses the account of a key in use.
+// evict loses the account of a key in use. An account of an earlier window is no longer in use: its loss would not
+// matter.
 func (p *part) evict(k *key) {
 	w := k.window()
 	p.ledger.Evict(string(k.name), w)
 	p.books.evict(k, w)
 }
 
-// window is the ledger's current window; 0: of a bucket.
+// window is the ledger's current window; 0: of a bucket. Nodes may be in another window for a moment, by their own
+// clocks.
 func (k *key) window() ratelimit.Window {
 	if k.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		return 0

@@ -24,7 +24,8 @@ type Question struct {
 	MaxWait      time.Duration   // maximum time of 999 of 1,000 decisions
 }
 
-// Choice is one mode with its settings, and its results on a normal day and on a bad one.
+// Choice is one mode with its settings, and its results on a normal day and on a bad one. Declared holds on both days
+// only without an outage; a Violation in either run says that more passed than its faults allow.
 type Choice struct {
 	Name     string           `json:"name"`
 	Declared ratelimit.Tokens `json:"declared_over"`
@@ -47,6 +48,7 @@ type variant struct {
 	set  map[string]string // fields of the coordination
 }
 
+// The first one, a lease of one token, is an exact limiter: it asks the store for each request.
 var variants = []variant{
 	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{"leasing", map[string]string{"mode": "leasing"}},
@@ -105,8 +107,8 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 	return o, nil
 }
 
-// badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node
-// crashes and returns, and another stops.
+// badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node crashes and
+// returns, and another stops. Times are parts of the length, so that a short trace has all of them.
 func badDay(length time.Duration, nodes int) []Fault {
 	part := func(of float64) time.Duration { return time.Duration(of * float64(length)) }
 	return []Fault{

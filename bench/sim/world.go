@@ -24,14 +24,17 @@ const epoch ratelimit.LedgerTime = 1_800_144_000_000_000 // a midnight in Januar
 // lock. Events change the state at their instant and schedule what follows from it.
 type world struct {
 	*Options
-	now     int64 // virtual nanoseconds since the start
+	now int64 // virtual nanoseconds since the start
+	// The ledger's time at virtual time 0.
 	origin  ratelimit.LedgerTime
 	queue   queue.Queue
 	rnd     *rand.Rand
 	wakeRnd *rand.Rand // of [Net].Wake
 	nodes   []*node
-	fewest  int            // the smallest number of live nodes that a node has seen, including itself
-	slots   map[string]int // of nodes, by their addresses
+	fewest  int // the smallest number of live nodes that a node has seen, including itself
+	// An address stays with its slot; nodes has the newest incarnation of each.
+	slots map[string]int // of nodes, by their addresses
+	// The last name that was given. Names are never used again, as those of processes.
 	names   ratelimit.Holder
 	store   store
 	keys    []*key
@@ -108,6 +111,7 @@ func newWorld(o *Options, e *envoys) *world {
 	for range o.Nodes {
 		w.join()
 	}
+	// Before this loop, only the last node has seen all others.
 	for _, n := range w.nodes { // nodes that start together look for each other
 		if n.ring != nil {
 			n.lookOnce()
