@@ -39,7 +39,9 @@ type comparison struct {
 	prepare          func(context.Context) error
 }
 
-// Measured is one way to answer under one row: the median of each figure in all rounds.
+// Measured is one way to answer under one row: the median of each figure in all rounds. Its tags make the table and the
+// JSON: see report.Rows. Figures of processor time are for one decision, so that ways with different numbers of
+// decisions compare.
 type Measured struct {
 	Row         string        `json:"row" col:"row"`
 	Mode        string        `json:"mode" col:"mode"`
@@ -73,7 +75,7 @@ type Measured struct {
 	Fallbacks map[string]int64 `json:"fallback_reasons,omitempty"`
 }
 
-// Compared is all that was measured.
+// Compared is all that was measured. It keeps the comparison for the text of its page.
 type Compared struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
@@ -138,7 +140,8 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 	return r, nil
 }
 
-// ofRounds has the median of each figure, and of several rounds also the most of some.
+// ofRounds has the median of each figure, and of several rounds also the most of some. A problem of any round is a
+// problem of the whole. Bounds hold in each round, and a median would hide the one that broke it.
 func ofRounds(rounds []Measured) Measured {
 	m := middle(rounds)
 	if len(rounds) == 1 {
@@ -157,7 +160,8 @@ func ofRounds(rounds []Measured) Measured {
 	return m
 }
 
-// idleTime is how long Redis is watched without requests.
+// idleTime is how long Redis is watched without requests. An idle Redis works ten times a second for its timers, so a
+// second has several of them.
 const idleTime = time.Second
 
 // one plays one row in one way. Each measurement has a new fleet and a new Redis: no way inherits accounts or warm
@@ -252,7 +256,7 @@ func (r *row) fails(ctx context.Context, f *process.Fleet, length time.Duration)
 	return nil
 }
 
-// asker makes one request, and returns whether it passed.
+// asker makes one request, and returns whether it passed. It must be safe for concurrent use, and ends when ctx does.
 type asker func(ctx context.Context, node *grpc.ClientConn, r *row, key string) (ok bool, err error)
 
 // askAsEnvoy makes a call of Envoy's protocol.
@@ -261,6 +265,7 @@ func askAsEnvoy(ctx context.Context, node *grpc.ClientConn, _ *row, key string) 
 	return answer.GetOverallCode() == rls.RateLimitResponse_OK, err
 }
 
+// It counts like a call without an answer.
 var errNoNode = errors.New("no node runs")
 
 // ask makes one call to a node, and counts the answer. A fleet without a running node counts the call as failed, and
@@ -308,7 +313,7 @@ func untilTurnIsHalfway(now time.Time, window, length time.Duration) time.Durati
 	return (window - since) % window
 }
 
-// longestWait is that for the turn of a window.
+// longestWait is that for the turn of a window. A window of an hour would turn in the middle only after up to an hour.
 const longestWait = time.Minute
 
 // beyond is what Redis used in a time beyond what an idle one does. That was measured before, and may have been more on

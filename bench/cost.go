@@ -29,6 +29,7 @@ type CostOptions struct {
 	MaxForward   float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
+// Several callers on a connection let the server answer many calls with one write, as under real load.
 const costCallers, costConns, costKeys = 64, 4, 1000
 
 // ServerCost is what one server cost over all its rounds.
@@ -130,7 +131,7 @@ type contender struct {
 	rounds []costRound
 }
 
-// costRound is what one round of load saw.
+// costRound is what one round of load saw. Rounds are kept apart for the least and the most.
 type costRound struct {
 	*calls
 	took, cpu time.Duration
@@ -173,7 +174,8 @@ func (c *contender) stop() {
 // and a caller that outran it would get no more of them.
 const fastest = 100_000
 
-// round makes the calls of a round.
+// round makes the calls of a round. The calls of one round run one after the other for each caller, over connections in
+// turn. A failed call fails the round, because it would cost less than an answered one.
 func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
 	r := costRound{calls: newCalls()}
 	start := time.Now()

@@ -38,7 +38,8 @@ type EnvoyCost struct {
 	StoreCPU   float64 `json:"redis_cpu_us_per_request" col:"Redis' CPU|%.1f us"`
 }
 
-// EnvoyReport compares the ways.
+// EnvoyReport compares the ways. The first way has no filter, and the second an empty server: the costs of Envoy and of
+// a call without a decision.
 type EnvoyReport struct {
 	Envoy string      `json:"envoy"` // its version
 	Rate  float64     `json:"requests_per_second"`
@@ -112,7 +113,8 @@ func (o *EnvoyOptions) Measure(ctx context.Context) (report.Result, error) {
 	return r, err
 }
 
-// endToEndRules limit nothing that is sent.
+// endToEndRules limit nothing that is sent. The second rule is for RLQS, whose configuration sends x-tier; its first
+// descriptor has no limit of its own.
 const endToEndRules = `domain: edge
 coordination: {mode: %s}
 descriptors:
@@ -184,7 +186,8 @@ func (w *envoyWay) service(o *EnvoyOptions) (*process.Fleet, error) {
 	return f, f.StartFirst(o.Nodes)
 }
 
-// drive sends requests for a time, and counts those that a limit refuses: they have an answer, too.
+// drive sends requests for a time, and counts those that a limit refuses: they have an answer, too. An answer other
+// than 200 and 429 is a failure.
 func (w *envoyWay) drive(ctx context.Context, client *realenvoy.Client, o *EnvoyOptions, length time.Duration) (*calls, int64, error) {
 	c := newCalls()
 	var refused atomic.Int64

@@ -123,6 +123,7 @@ func invented(sent int) *rls.RateLimitRequest {
 	return r
 }
 
+// Ten seconds are for a server near its memory limit, whose garbage collector may run all the time.
 func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -133,8 +134,8 @@ func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.
 	return answer, nil
 }
 
-// fewSeries may come after the first tenth of the keys: of what happens then for the
-// first time. A series for each key, or for one in a hundred, would be more.
+// fewSeries may come after the first tenth of the keys: of what happens then for the first time. A series for each key,
+// or for one in a hundred, would be more.
 const fewSeries = 50
 
 // Metrics are compared with the second look, because the first one is before any invented key.

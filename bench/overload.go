@@ -34,6 +34,7 @@ type OverloadOptions struct {
 }
 
 const (
+	// It is the default timeout of Envoy's rate limit filter.
 	impatience  = 20 * time.Millisecond // after which callers give up, as Envoy does
 	floodConns  = 4
 	saturating  = 128  // callers of a closed loop, while the capacity is measured
@@ -55,7 +56,8 @@ type OverloadStep struct {
 	CPU      float64       `json:"server_processors" col:"server CPUs"` // that the server had
 }
 
-// OverloadReport is all that was measured.
+// OverloadReport is all that was measured. Apart is false on a machine with one processor: load and server then
+// compete, and the figures say less.
 type OverloadReport struct {
 	Capacity float64        `json:"capacity"` // answers a second, in a closed loop
 	P99      time.Duration  `json:"capacity_latency_p99"`
@@ -150,7 +152,8 @@ func (f *flood) measure(ctx context.Context, r *OverloadReport) error {
 	return nil
 }
 
-// medianStep is the round in the middle by its goodput, as it was measured.
+// medianStep is the round in the middle by its goodput, as it was measured. It is a whole round and not a median of
+// each figure, because they belong together: calls that were given up are not in the goodput.
 func medianStep(rounds []OverloadStep) OverloadStep {
 	rounds = slices.SortedFunc(slices.Values(rounds), func(a, b OverloadStep) int { return cmp.Compare(a.Share, b.Share) })
 	return rounds[(len(rounds)-1)/2]
@@ -188,7 +191,7 @@ func (f *flood) charged() (int64, error) {
 	return int64(n), err
 }
 
-// outcomes are what became of calls.
+// outcomes are what became of calls. Each sent call is answered, refused or given up in the end.
 type outcomes struct {
 	offered  int64
 	sent     int64 // the others were held back on the caller's side
@@ -234,7 +237,8 @@ func (f *flood) play(ctx context.Context, rate float64, length time.Duration) (*
 	return total, err
 }
 
-// pace is when the calls of a connection are due.
+// pace is when the calls of a connection are due. A closed loop has no times: next follows the clock, and callers
+// limits it.
 type pace struct {
 	next, end time.Time
 	every     time.Duration
@@ -292,7 +296,7 @@ func framed(value string) []byte {
 	return append([]byte{0, byte(len(body) >> 24), byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body))}, body...)
 }
 
-// messages are requests of a thousand keys.
+// messages are requests of a thousand keys. They are encoded once, so that a call costs the load as little as possible.
 var messages = func() (all [1000][]byte) {
 	for i := range all {
 		all[i] = framed(fmt.Sprintf("key-%06d", i))
@@ -363,7 +367,8 @@ type conn struct {
 	writing sync.Mutex // held while frames are written
 }
 
-// dial connects, and waits for the server's settings.
+// dial connects, and waits for the server's settings. The settings come first, because they bound the number of
+// streams. 65,535 bytes is the initial window of HTTP/2 (RFC 9113, 6.9.2).
 func dial(address string) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
@@ -429,12 +434,14 @@ func (c *conn) greetLocked(address string) error {
 	return c.flushLocked()
 }
 
+// The closed socket ends the reader, and close waits for that.
 func (c *conn) close() {
 	c.tcp.Close()
 	<-c.ended
 }
 
-// beginLocked adds a call to the pending writes, if it may be sent now.
+// beginLocked adds a call to the pending writes, if it may be sent now. It returns false where the caller's own bound,
+// the server's bound on streams, or flow control holds it back. Ids of a client are odd: hence the step of two.
 func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
@@ -513,7 +520,8 @@ func (c *conn) read() {
 	}
 }
 
-// handleLocked takes one frame, and reports whether it has ended a call.
+// handleLocked takes one frame, and reports whether it has ended a call. Only frames that change a call or a bound are
+// of interest. Others, such as acknowledgements, are passed over.
 func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 	id := f.Header().StreamID
 	switch f := f.(type) {
@@ -548,7 +556,8 @@ func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 	return false
 }
 
-// answeredLocked takes the message of an answer: the call is decided.
+// answeredLocked takes the message of an answer: the call is decided. The stream stays outstanding until its trailers,
+// as it does for the server's bound.
 func (c *conn) answeredLocked(id uint32, now time.Time) {
 	w := &c.calls[id/2%callSlots]
 	if w.id != id || w.state != waiting {

@@ -23,7 +23,7 @@ import (
 // Parts that several measurements share: the order of rounds (inTurn), calls and their latencies (calls), the caller's
 // count of admissions (tally), and fleets with their stores.
 
-// domain and entry are what requests are for.
+// domain and entry are what requests are for. The regular expressions of counters below contain both.
 const domain, entry = "bench", "key"
 
 // inTurn measures each of several ways in each round. None is always the one after another. A machine gets warm, and
@@ -39,7 +39,8 @@ func inTurn(rounds, ways int, measure func(round, way int) error) error {
 	return nil
 }
 
-// drive makes the calls of a load: at its times, or if there are callers, each after its last answer.
+// drive makes the calls of a load: at its times, or if there are callers, each after its last answer. It returns when
+// all calls have ended.
 func drive(
 	ctx context.Context, callers int, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time),
 ) {
@@ -67,7 +68,8 @@ func (l latencies) at(quantile float64) time.Duration {
 	return time.Duration(l.ValueAtQuantile(quantile))
 }
 
-// calls are what came of calls, as their caller counts them. They are safe for concurrent use by mu.
+// calls are what came of calls, as their caller counts them. They are safe for concurrent use by mu. failed and asked
+// show whether the figures can be trusted: a failed call has a latency, too.
 type calls struct {
 	mu      sync.Mutex
 	latency latencies // guarded by mu, as all below
@@ -127,7 +129,7 @@ func middle[T any](rounds []T) T {
 	return m
 }
 
-// micros are microseconds for each of n calls.
+// micros are microseconds for each of n calls. Without calls, it is the whole time.
 func micros(d time.Duration, n int64) float64 {
 	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
 }
@@ -242,7 +244,7 @@ const maxKeys = 200_000
 const young = 2500 * time.Millisecond
 
 // openOther starts servers that are not Sluice, and a Redis that is empty: where none is needed, its use is that of an
-// idle one.
+// idle one. A failed start leaves nothing running.
 func openOther(start func(f *process.Fleet) error) (*process.Fleet, error) {
 	f := &process.Fleet{}
 	if err := f.OpenRedis(); err != nil {

@@ -55,7 +55,8 @@ type AccuracyOptions struct {
 	modes        []string
 }
 
-// accuracyModes tighten the budget of approx, so that each node has a seat.
+// accuracyModes tighten the budget of approx, so that each node has a seat. A limit of 300 with the default budget
+// would leave less than a token for each seat. The third index makes append copy, so that modes stays as it is.
 var accuracyModes = append(modes[:3:3], way{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
 
 // Measure implements [report.Measurement].
@@ -116,7 +117,8 @@ var rows = []row{
 	},
 }
 
-// peerRows are from keys that are nearly all met again to keys that are nearly all new.
+// peerRows are from keys that are nearly all met again to keys that are nearly all new. They are the rows of store
+// under other names, so that both measure the same loads.
 func peerRows() (all []row) {
 	for _, peer := range []string{"saturated", "hot", "warm", "cool", "cold"} {
 		for _, r := range rows {
@@ -132,7 +134,8 @@ func peerRows() (all []row) {
 }
 
 // scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
-// that none ends during the measurement: the simulator plays windows that end.
+// that none ends during the measurement: the simulator plays windows that end. Without an answer of the store, requests
+// are refused (on_store_failure: closed), so that over-admission is the mode's and not the policy's.
 func scenario(id, what string, r row) row {
 	r.id = id
 	r.name = id + ": " + what
@@ -203,6 +206,7 @@ type way struct {
 	reference bool
 }
 
+// Their order is that of the tables; peers leaves out the first.
 var modes = []way{
 	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{name: "leasing", fields: map[string]string{"mode": "leasing"}},

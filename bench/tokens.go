@@ -35,7 +35,8 @@ type TokensOptions struct {
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// tokenCase is a limit of a minute and the demand for it.
+// tokenCase is a limit of a minute and the demand for it. An open loop has a demand and a part of the length, and a
+// closed one has callers.
 type tokenCase struct {
 	id, name string
 	limit    int64
@@ -95,7 +96,8 @@ func (c *tokenCase) load(of time.Duration) load.Load {
 	return load.Load{Rate: max(1, rate), Keys: 1, Length: length}
 }
 
-// tokenWay is how requests are limited whose cost is not known.
+// tokenWay is how requests are limited whose cost is not known. A way without a hold asks first and charges the cost
+// afterwards, so the costs of requests in flight are in no account.
 type tokenWay struct {
 	name string
 	hold func(c *tokenCase) string // of the rule; nil: it has none, and a request peeks
@@ -207,10 +209,11 @@ func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeas
 	return all, plays.Wait()
 }
 
-// spare is how much longer than it should a case may take.
+// spare is how much longer than it should a case may take. On a busy machine, the last responses come later.
 const spare = 2 * time.Second
 
-// untilFits is how long to wait so that no window turns within a length.
+// untilFits is how long to wait so that no window turns within a length. A tenth of a second after the turn, all nodes
+// are in the new window.
 func untilFits(now time.Time, window, length time.Duration) time.Duration {
 	left := window - time.Duration(now.UnixNano()%int64(window))
 	if left > length+spare {
@@ -251,10 +254,11 @@ func (p *player) open(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-// measuredTeam is the one key that is measured.
+// measuredTeam is the one key that is measured. Other teams' requests warm up a node and have their own budgets.
 const measuredTeam = "measured"
 
-// again is when a caller of a closed loop asks again that was refused.
+// again is when a caller of a closed loop asks again that was refused. Without the pause, refused callers would ask in
+// a busy loop and slow the others down.
 const again = 50 * time.Millisecond
 
 // play sends the case's requests, and waits until all are done.

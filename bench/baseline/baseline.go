@@ -21,8 +21,10 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window.
-// It sends INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections. It adds hits_addend of a descriptor, also if that is 0 or the limit is exceeded already.
+// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window. It
+// sends INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections. It adds
+// hits_addend of a descriptor, also if that is 0 or the limit is exceeded already. Its fields are flags of `sluicelab
+// bench baseline`.
 type Server struct {
 	Address string        `required:"" help:"host:port"`
 	Redis   string        `help:"host:port; without it, no work is done."`
@@ -46,6 +48,7 @@ func (s Server) Join(f *process.Fleet, lab string) error {
 	return f.Join(p)
 }
 
+// It keeps no state: every request is judged by Redis alone.
 type baseline struct {
 	rls.UnimplementedRateLimitServiceServer
 	Server

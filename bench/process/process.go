@@ -163,7 +163,8 @@ func (p *Process) Metric(begins string) (float64, error) {
 // CPU is the processor time that it has used since it started.
 func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
 
-// Spent is the processor time that processes use while do runs.
+// Spent is the processor time that processes use while do runs. Processes that end meanwhile must still count in of:
+// see Fleet.CPU.
 func Spent(of interface{ CPU() (time.Duration, error) }, do func() error) (time.Duration, error) {
 	before, err := of.CPU()
 	if err != nil {
@@ -214,7 +215,8 @@ func OpenRedis() (*Redis, error) {
 	return s, nil
 }
 
-// Start starts it at its address: again, and empty, after Kill.
+// Start starts it at its address: again, and empty, after Kill. The new process replaces the old one in s, and the
+// client connects again by itself.
 func (s *Redis) Start() error {
 	binary, err := exec.LookPath("redis-server")
 	if err != nil {

@@ -122,7 +122,8 @@ func (e *Envoy) Stats() (map[string]int64, error) {
 	return all, nil
 }
 
-// UntilStat waits until a stat has a value.
+// UntilStat waits until a stat has a value. Stats change some time after the event that they count, so tests wait for a
+// value.
 func (e *Envoy) UntilStat(name string, value int64) error {
 	return Until(fmt.Sprintf("Envoy's %s is %d", name, value), func() bool {
 		all, err := e.Stats()
@@ -140,7 +141,8 @@ type Backend struct {
 	server  http.Server
 }
 
-// StartBackend runs it until Stop. The handler is what answers; nil is 200.
+// StartBackend runs it until Stop. The handler is what answers; nil is 200. Passed counts a request before the handler
+// runs.
 func StartBackend(handler http.HandlerFunc) (*Backend, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -138,7 +138,8 @@ func (s *Setup) Tell(of int, what string) {
 	s.told++
 }
 
-// Bounds are all problems with options, each with its value and its bound.
+// Bounds are all problems with options, each with its value and its bound. All are collected, so that a user can mend a
+// command line at once.
 type Bounds []error
 
 // Check notes each field of options whose value, or one of whose values, is outside of its tag `in:"least..most"`.
@@ -192,7 +193,8 @@ func (b *Bounds) Refuse(flag string, value any, must string) {
 	*b = append(*b, fmt.Errorf("%s is %v, must be %s", flag, value, must))
 }
 
-// Choose returns what a flag names of all, or all if it names nothing. It notes other names.
+// Choose returns what a flag names of all, or all if it names nothing. It notes other names. The result has the order
+// of all, and not that of the flags.
 func Choose[T any](b *Bounds, flag string, named []string, all []T, name func(*T) string) (chosen []T) {
 	names := make([]string, len(all))
 	for i := range all {
