@@ -21,13 +21,14 @@ type panel struct {
 // Its legend may name labels of the result, such as {{instance}}.
 type query struct{ expr, legend string }
 
-// step is the least value of a color.
+// step is the least value of a color. It colors all values from there to the next step.
 type step struct {
 	from  float64
 	color string
 }
 
-// look is how a panel shows values that are right or wrong: below all steps they are green.
+// look is how a panel shows values that are right or wrong: below all steps they are green. Panels without an entry in
+// looks have Grafana's colors.
 type look struct {
 	bars  bool
 	steps []step
@@ -55,6 +56,7 @@ func (l look) colors() object {
 	return object{"mode": "absolute", "steps": steps}
 }
 
+// The uid is also the name of its file, and the end of its URL.
 type dashboard struct {
 	uid, title string
 	panels     []panel
@@ -231,6 +233,7 @@ func (d *dashboard) json() ([]byte, error) {
 			x, y = 0, y+8
 		}
 	}
+	// A choice at the top of the page, filled by labels that Prometheus has now. All is the default.
 	choose := func(name, query string) object {
 		return object{
 			"name": name, "label": name, "type": "query", "datasource": source, "query": object{"query": query, "refId": name}, "definition": query,

@@ -7,7 +7,8 @@ import (
 	"os"
 )
 
-// entry is a file of an archive: from a file, from bytes, or a link.
+// entry is a file of an archive: from a file, from bytes, or a link. One of the three is set. name is the path in the
+// archive.
 type entry struct {
 	name, from, link string
 	data             []byte
@@ -45,6 +46,7 @@ func (r *release) layer(entries []entry) (packed, plain []byte, err error) {
 	return b.Bytes(), plain, nil
 }
 
+// tar holds an archive in memory: the largest is the image, of some tens of megabytes.
 func (r *release) tar(entries []entry) ([]byte, error) {
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)

@@ -19,7 +19,7 @@ const (
 	kindLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
-// descriptor names a blob by what is in it.
+// descriptor names a blob by what is in it. The names of its fields are those of the specification.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -32,6 +32,7 @@ type descriptor struct {
 // by a descriptor.
 type layout struct{ blobs []entry }
 
+// add adds a blob, and returns the descriptor by which others refer to it.
 func (l *layout) add(kind string, data []byte) descriptor {
 	sum := sha256.Sum256(data)
 	digest := hex.EncodeToString(sum[:])

@@ -30,6 +30,7 @@ type platform struct{ os, arch string }
 // String is the platform as Go and Docker write it.
 func (p platform) String() string { return p.os + "/" + p.arch }
 
+// The first one is also that of the bill.
 var platforms = []platform{
 	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"},
 }
@@ -124,6 +125,7 @@ func (r *release) identify(ctx context.Context) error {
 	return nil
 }
 
+// git returns the output of a command of git in the repository, without the end of the line.
 func (r *release) git(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = r.top
@@ -150,7 +152,8 @@ func (r *release) build(ctx context.Context, p platform, out string) error {
 // name is that of a file of this release.
 func (r *release) name(rest string) string { return "sluice_" + r.version + rest }
 
-// binaryOf is the path of a platform's binary.
+// binaryOf is the path of a platform's binary. Each platform has a folder of its own, so that all binaries can be named
+// sluice.
 func binaryOf(work string, p platform) string {
 	name := "sluice"
 	if p.os == "windows" {
@@ -200,6 +203,7 @@ func (r *release) sums() error {
 	return r.write("SHA256SUMS", []byte(b.String()))
 }
 
+// write writes a file of the release, and notes it for SHA256SUMS and for the list that is printed.
 func (r *release) write(name string, data []byte) error {
 	r.files = append(r.files, name)
 	return os.WriteFile(filepath.Join(r.out, name), data, 0o644)

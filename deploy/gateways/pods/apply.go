@@ -37,7 +37,8 @@ func (c *Cluster) Delete(ctx context.Context, namespace string, file []byte) err
 	})
 }
 
-// Get returns the present form of each object of a file.
+// Get returns the present form of each object of a file. Objects are in the order of the file. A missing one is an
+// error.
 func (c *Cluster) Get(ctx context.Context, namespace string, file []byte) (all []*unstructured.Unstructured, err error) {
 	err = c.each(ctx, namespace, file, func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		now, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})

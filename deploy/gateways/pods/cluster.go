@@ -33,7 +33,8 @@ const (
 	services = "10.96.0.0/16"
 	// Clients is a range of addresses that requests from here can have as their source.
 	Clients = "10.1.0.0/16"
-	bearer  = "only-for-this-test"
+	// The API server cannot be reached from outside of the namespaces, so this token is no secret.
+	bearer = "only-for-this-test"
 )
 
 // Image stands for the images with Name in their names. The first entry of Config.Images whose Name is in the name of a
@@ -45,7 +46,7 @@ type Image struct {
 	User       int64
 }
 
-// Config is what a cluster runs.
+// Config is what a cluster runs. Logf gets events of the cluster, from several goroutines.
 type Config struct {
 	APIServer, Etcd string // programs
 	Images          []Image
@@ -103,6 +104,7 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 	return c, nil
 }
 
+// The folder is a file system in memory that ends with the namespaces (settle).
 func (c *Cluster) path(names ...string) string {
 	return filepath.Join(append([]string{c.dir}, names...)...)
 }
@@ -193,7 +195,8 @@ func writeKey(name string) error {
 	return os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
 
-// Log returns the last lines of each log with part in its name (NAMESPACE_POD_CONTAINER).
+// Log returns the last lines of each log with part in its name (NAMESPACE_POD_CONTAINER). A test prints it when it
+// fails. A log grows over restarts of its container.
 func (c *Cluster) Log(part string, lines int) string {
 	names, _ := filepath.Glob(c.path("logs", "*"+part+"*"))
 	var b strings.Builder

@@ -53,6 +53,7 @@ func (c *container) keep(ctx context.Context, grace func() time.Duration) {
 	}
 }
 
+// A server that ends without an error is started again, too.
 var errEnded = fmt.Errorf("the program ended")
 
 // once runs the program until it ends. The order at the end is kubelet's: the hook before the end, then SIGTERM, then
@@ -78,6 +79,7 @@ func (c *container) once(ctx context.Context, grace func() time.Duration) error 
 		return err
 	case <-ctx.Done():
 	}
+	// A grace of 0 is a forced deletion: there is no hook and no SIGTERM.
 	limit := grace()
 	if limit > 0 {
 		if c.spec.Lifecycle != nil && c.spec.Lifecycle.PreStop != nil {
@@ -131,6 +133,7 @@ func (c *container) prepare(ctx context.Context) ([]string, error) {
 	if err := unix.Mount("root", c.root, "tmpfs", 0, "mode=755"); err != nil {
 		return nil, err
 	}
+	// MkdirAll is subject to the umask, so the modes are set after it.
 	for place, mode := range map[string]os.FileMode{"tmp": 0o1777, "data": 0o777, "etc": 0o755, "usr/local/bin": 0o755, "bin": 0o755} {
 		if err := os.MkdirAll(filepath.Join(c.root, place), 0o755); err != nil {
 			return nil, err

@@ -165,6 +165,7 @@ func (c *Cluster) scale(ctx context.Context, owner metav1.ObjectMeta, template c
 	}
 	updated = int32(len(fresh))        //nolint:gosec // a few
 	all := updated + int32(len(stale)) //nolint:gosec // a few
+	// Stale pods go first. Fresh ones go only if there are more than replicas, as after a scale-down.
 	spare := append(stale, fresh...)
 	if updated <= replicas {
 		spare = stale
@@ -210,7 +211,8 @@ func (c *Cluster) add(ctx context.Context, owner metav1.ObjectMeta, template cor
 	return nil
 }
 
-// remove deletes the object of a pod. The loop then ends the pod.
+// remove deletes the object of a pod. The loop then ends the pod. The object's grace period is the pod's own, from its
+// template.
 func (c *Cluster) remove(ctx context.Context, p *pod) error {
 	err := c.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the variable with the folder of the process within namespaces.
+// folder is the variable with the folder of the process within namespaces. Empty outside of namespaces.
 const folder = "PODS_FOLDER"
 
 // Missing says why this machine cannot run pods, or "". It tries it: an `ip link add` in new namespaces says more than
@@ -121,7 +121,7 @@ func within(network, host string, f func() error) error {
 	return <-result
 }
 
-// ip runs the program of this name.
+// ip runs the program of this name. Its output is in the error, because the exit status says nothing.
 func ip(args ...string) error {
 	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("ip %v: %w: %s", args, err, out)

@@ -59,6 +59,7 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	}); err != nil {
 		return nil, err
 	}
+	// live removes the network and closes the logs. After an error in here, they stay until the namespaces end.
 	ctx, p.stop = context.WithCancel(ctx)
 	var first []*container
 	for i := range object.Spec.InitContainers {
@@ -80,7 +81,8 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	return p, nil
 }
 
-// container returns a container with the image and the log of its specification.
+// container returns a container with the image and the log of its specification. The log is opened once and appended
+// to, so it has all runs of the container.
 func (p *pod) container(spec *core.Container) (*container, error) {
 	k := &container{pod: p, spec: spec, root: filepath.Join(p.dir, spec.Name)}
 	for i, image := range p.Images {
@@ -117,6 +119,7 @@ func (p *pod) live(ctx context.Context, first []*container) {
 	for _, k := range p.containers {
 		_ = k.log.Close()
 	}
+	// It also removes the cable, whose other end is in the bridge.
 	if err := ip("netns", "del", p.network); err != nil {
 		p.Logf("%v", err)
 	}

@@ -39,6 +39,7 @@ func (c *container) probe(ctx context.Context, p *core.Probe, report func(bool))
 	}
 	period := time.Duration(p.PeriodSeconds) * time.Second
 	good, failures := false, int32(0)
+	// Until the first success, a test waits for each probe, so periods of the object would only cost time.
 	for pause := 250 * time.Millisecond; ; {
 		sleep(ctx, pause)
 		err := c.handle(ctx, p.ProbeHandler, time.Duration(p.TimeoutSeconds)*time.Second)

@@ -146,7 +146,8 @@ func (c *Cluster) writeSlice(ctx context.Context, slice *discovery.EndpointSlice
 	return err
 }
 
-// showService says that a load balancer has the address of the service.
+// showService says that a load balancer has the address of the service. Gateways' operators wait for an address before
+// they report a Gateway as programmed.
 func (c *Cluster) showService(ctx context.Context, s *core.Service) error {
 	if s.Spec.Type != core.ServiceTypeLoadBalancer || len(s.Status.LoadBalancer.Ingress) > 0 {
 		return nil
@@ -159,7 +160,8 @@ func (c *Cluster) showService(ctx context.Context, s *core.Service) error {
 	return err
 }
 
-// Endpoints returns where the ready pods of a service listen, for one of its ports.
+// Endpoints returns where the ready pods of a service listen, for one of its ports. It reads the API server, and is
+// safe for any goroutine.
 func (c *Cluster) Endpoints(ctx context.Context, namespace, service, port string) (all []netip.AddrPort, err error) {
 	slice, err := c.Kube.DiscoveryV1().EndpointSlices(namespace).Get(ctx, service+"-pods", metav1.GetOptions{})
 	if err != nil {

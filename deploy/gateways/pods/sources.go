@@ -18,7 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// data returns the entries of a Secret or a ConfigMap. One that is optional and missing has none.
+// data returns the entries of a Secret or a ConfigMap. One that is optional and missing has none. optional is the field
+// of the object that names it; nil means false.
 func (p *pod) data(ctx context.Context, secret bool, name string, optional *bool) (map[string][]byte, error) {
 	all := map[string][]byte{}
 	var err error
@@ -45,7 +46,7 @@ func (p *pod) data(ctx context.Context, secret bool, name string, optional *bool
 
 var reference = regexp.MustCompile(`\$\((\w+)\)`)
 
-// expand replaces $(NAME) as Kubernetes does.
+// expand replaces $(NAME) as Kubernetes does. A name that is unknown stays as it is written.
 func expand(text string, variables map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(r string) string {
 		if v, ok := variables[r[2:len(r)-1]]; ok {
@@ -107,6 +108,7 @@ func (p *pod) value(ctx context.Context, c *core.Container, from *core.EnvVarSou
 }
 
 // resource returns what limits.NAME or requests.NAME says, or else the machine's processors, and memory that is enough.
+// Its form is that of GOMAXPROCS and GOMEMLIMIT: whole processors, rounded up, and bytes.
 func resource(c *core.Container, name string) string {
 	kind, name, _ := strings.Cut(name, ".")
 	list := c.Resources.Limits
@@ -177,6 +179,7 @@ func (p *pod) volume(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("no volume %s", name)
 }
 
+// write writes a file that every user may read, with the folders above it.
 func write(name string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -231,6 +234,7 @@ func (p *pod) files(ctx context.Context, v *core.Volume) (map[string][]byte, err
 	return files, nil
 }
 
+// downward returns files of the downward API. Those about resources are left out.
 func (p *pod) downward(items []core.DownwardAPIVolumeFile) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, i := range items {
@@ -246,7 +250,8 @@ func (p *pod) downward(items []core.DownwardAPIVolumeFile) (map[string][]byte, e
 	return files, nil
 }
 
-// chosen returns the entries under the paths of items, or all if there are no items.
+// chosen returns the entries under the paths of items, or all if there are no items. An item without an entry becomes
+// an empty file, where kubelet would wait.
 func chosen(all map[string][]byte, items []core.KeyToPath) map[string][]byte {
 	if len(items) == 0 {
 		return all
@@ -258,7 +263,8 @@ func chosen(all map[string][]byte, items []core.KeyToPath) map[string][]byte {
 	return files
 }
 
-// token returns a token of the pod's service account.
+// token returns a token of the pod's service account. An empty audience is the API server's own. A token lasts an hour
+// by default and is not renewed, so a container must not run longer.
 func (p *pod) token(ctx context.Context, audience string) ([]byte, error) {
 	request := &authentication.TokenRequest{}
 	if audience != "" {
