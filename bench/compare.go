@@ -265,7 +265,7 @@ func askAsEnvoy(ctx context.Context, node *grpc.ClientConn, _ *row, key string) 
 	return answer.GetOverallCode() == rls.RateLimitResponse_OK, err
 }
 
-// It counts like a call without an answer.
+// errNoNode says that no node can take a call. It counts like a call without an answer.
 var errNoNode = errors.New("no node runs")
 
 // ask makes one call to a node, and counts the answer. A fleet without a running node counts the call as failed, and

@@ -29,7 +29,8 @@ type CostOptions struct {
 	MaxForward   float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
-// Several callers on a connection let the server answer many calls with one write, as under real load.
+// The callers of a closed loop, their connections and the keys of their requests. Several callers on a connection let
+// the server answer many calls with one write, as under real load.
 const costCallers, costConns, costKeys = 64, 4, 1000
 
 // ServerCost is what one server cost over all its rounds.

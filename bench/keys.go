@@ -43,8 +43,9 @@ func (r KeysReport) Page() *report.Page {
 	return &report.Page{Tables: []report.Table{report.Rows("", r)}}
 }
 
-// Invented keys belong to three kinds of rules: with a limit of the file, with a metric for each value, and without a
-// rule. The limit of a year keeps the known key's budget used up for the whole run.
+// keysRules are the rules of the attacked server. Invented keys belong to three kinds of rules: with a limit of the
+// file, with a metric for each value, and without a rule. The limit of a year keeps the known key's budget used up for
+// the whole run.
 const keysRules = `domain: bench
 descriptors:
   - key: api_key
@@ -123,7 +124,8 @@ func invented(sent int) *rls.RateLimitRequest {
 	return r
 }
 
-// Ten seconds are for a server near its memory limit, whose garbage collector may run all the time.
+// send makes one call. Ten seconds are for a server near its memory limit, whose garbage collector may run all the
+// time.
 func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -138,7 +140,8 @@ func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.
 // or for one in a hundred, would be more.
 const fewSeries = 50
 
-// Metrics are compared with the second look, because the first one is before any invented key.
+// look adds a point to the report. Metrics are compared with the second look, because the first one is before any
+// invented key.
 func (o *KeysOptions) look(ctx context.Context, all *KeysReport, f *process.Fleet, sent int) error {
 	answer, err := send(ctx, f, known)
 	if err != nil {

@@ -159,8 +159,8 @@ func medianStep(rounds []OverloadStep) OverloadStep {
 	return rounds[(len(rounds)-1)/2]
 }
 
-// The server's count of admissions is read before and after. The calls that it charged and the caller did not count as
-// answered are the difference.
+// step measures one multiple of the capacity. The server's count of admissions is read before and after. The calls that
+// it charged and the caller did not count as answered are the difference.
 func (f *flood) step(ctx context.Context, times, capacity float64) (OverloadStep, error) {
 	charged, err := f.charged()
 	if err != nil {
@@ -434,7 +434,7 @@ func (c *conn) greetLocked(address string) error {
 	return c.flushLocked()
 }
 
-// The closed socket ends the reader, and close waits for that.
+// close ends the connection. The closed socket ends the reader, and close waits for that.
 func (c *conn) close() {
 	c.tcp.Close()
 	<-c.ended

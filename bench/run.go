@@ -55,7 +55,7 @@ func drive(
 // from its intended time. Otherwise a slow server would be asked less and look better (coordinated omission).
 type latencies struct{ *hdrhistogram.Histogram }
 
-// The range is 1 µs to a minute, in nanoseconds, with three digits.
+// newLatencies makes an empty histogram. The range is 1 µs to a minute, in nanoseconds, with three digits.
 func newLatencies() latencies {
 	return latencies{hdrhistogram.New(1000, int64(time.Minute), 3)}
 }

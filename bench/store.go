@@ -178,7 +178,8 @@ var scenarios = []row{
 	scenario("flushed store", "FLUSHALL", row{strike: func(f *process.Fleet) error { return f.Redis.Forget() }, amnesia: true}),
 }
 
-// Restart waits until the fleet is whole again, as a Deployment waits for readiness.
+// roll restarts the nodes one after the other. Restart waits until the fleet is whole again, as a Deployment waits for
+// readiness.
 func roll(f *process.Fleet) error {
 	for i := range f.Running() {
 		if err := f.Restart(i); err != nil {
@@ -206,7 +207,7 @@ type way struct {
 	reference bool
 }
 
-// Their order is that of the tables; peers leaves out the first.
+// modes are the ways of Sluice. Their order is that of the tables; peers leaves out the first.
 var modes = []way{
 	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{name: "leasing", fields: map[string]string{"mode": "leasing"}},

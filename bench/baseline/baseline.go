@@ -48,7 +48,7 @@ func (s Server) Join(f *process.Fleet, lab string) error {
 	return f.Join(p)
 }
 
-// It keeps no state: every request is judged by Redis alone.
+// baseline is the service of a Server. It keeps no state: every request is judged by Redis alone.
 type baseline struct {
 	rls.UnimplementedRateLimitServiceServer
 	Server

@@ -54,7 +54,7 @@ type Client struct {
 	report  ratelimit.Instant // when the next reports are due; 0: nothing is reported yet
 }
 
-// The counts are those since the last report, which started at since.
+// bucket is one that the client has subscribed to. The counts are those since the last report, which started at since.
 type bucket struct {
 	id              *rlqs.BucketId
 	allowed, denied uint64

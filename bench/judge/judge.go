@@ -153,8 +153,8 @@ func (j *Judge) windowAt(at ratelimit.LedgerTime) (begins, ends ratelimit.Ledger
 	return j.Limit.WindowEnd(w - 1), j.Limit.WindowEnd(w)
 }
 
-// The previous window counts only if it was the one just before: after a gap, it is over for a sliding window, too.
-// Value 0 of window means "none", so a window that begins at 0 is noted as 1.
+// roll begins another window. The previous window counts only if it was the one just before: after a gap, it is over
+// for a sliding window, too. Value 0 of window means "none", so a window that begins at 0 is noted as 1.
 func (u *usage) roll(begins, ends ratelimit.LedgerTime) {
 	u.before = 0
 	if u.end == begins {

@@ -105,8 +105,8 @@ func (s *Stream) Next() (r Request, ok bool) {
 	return r, true
 }
 
-// The last key is the coldest of a Zipf law, so a flash hits a key that few nodes have seen. Hot requests are for the
-// first.
+// key draws the key of a request. The last key is the coldest of a Zipf law, so a flash hits a key that few nodes have
+// seen. Hot requests are for the first.
 func (s *Stream) key() int {
 	l := &s.load
 	switch {

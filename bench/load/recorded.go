@@ -72,7 +72,7 @@ func (r *recorder) read(in io.Reader) error {
 	}
 }
 
-// Keys become numbers in the order of their first lines, so that a request is small.
+// add adds the request of one line. Keys become numbers in the order of their first lines, so that a request is small.
 func (r *recorder) add(when, key string, hits, node int64) error {
 	at, err := parseWhen(when)
 	if err != nil {
@@ -101,7 +101,7 @@ func (r *recorder) add(when, key string, hits, node int64) error {
 	return nil
 }
 
-// Seconds below 9e9 fit into a Duration, which ends after 292 years.
+// parseWhen returns a time since the epoch. Seconds below 9e9 fit into a Duration, which ends after 292 years.
 func parseWhen(when string) (time.Duration, error) {
 	if seconds, err := strconv.ParseFloat(when, 64); err == nil && seconds >= 0 && seconds < 9e9 {
 		return time.Duration(seconds * 1e9), nil

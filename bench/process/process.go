@@ -249,7 +249,7 @@ type RedisUse struct {
 	Commands map[string]int64 // how often it has run each
 }
 
-// It matches lines of INFO such as
+// uses finds figures of a Redis. It matches lines of INFO such as
 //
 //	cmdstat_hincrby:calls=1204,usec=3120,usec_per_call=2.59
 //	total_net_input_bytes:81234

@@ -171,7 +171,7 @@ func (b *Bounds) within(field string, v reflect.Value, bounds string) {
 	}
 }
 
-// A bound is a duration, such as 500ms, or a number. A bare 0 is both.
+// number reads a bound of a tag. A bound is a duration, such as 500ms, or a number. A bare 0 is both.
 func number(text string) float64 {
 	if d, err := time.ParseDuration(text); err == nil {
 		return float64(d)
@@ -253,8 +253,8 @@ func Rows[T any](title string, rows []T, notes ...string) Table {
 	return t
 }
 
-// Rows without a field Problem have none. Its names say which row it is about, because errors are printed apart from
-// the table.
+// problemOf is the problem of a row, or nil. Rows without a field Problem have none. Its names say which row it is
+// about, because errors are printed apart from the table.
 func problemOf(row reflect.Value) error {
 	p := row.FieldByName("Problem")
 	if !p.IsValid() || p.String() == "" {
@@ -269,7 +269,7 @@ func problemOf(row reflect.Value) error {
 	return fmt.Errorf("%s: %s", strings.Join(names, ", "), p)
 }
 
-// The type decides: a duration before its kind, which is an integer.
+// shown is the text of a cell. The type decides: a duration before its kind, which is an integer.
 func shown(f reflect.Value, format string) string {
 	if d, ok := reflect.TypeAssert[time.Duration](f); ok {
 		if format == "" {

@@ -303,7 +303,8 @@ func chargedIn(v *ratelimit.Verdict) ratelimit.Window {
 	return v.Window
 }
 
-// It is by node and not by name: a node that has dropped an account returns to it under another name.
+// tallyOf is a node's tally of an account. It is by node and not by name: a node that has dropped an account returns to
+// it under another name.
 func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tally {
 	at := booking{node, name{k, w}}
 	if b.booked[at] == nil {

@@ -68,8 +68,8 @@ func (b *bound) patience() time.Duration { return b.Rule.Coordination.Deadline()
 // twentieth until then.
 const learns = int64(2_000_000_000)
 
-// With losses, a tail of delays or long trips, any request may run out of its deadline. Then on_store_failure counts as
-// possible all the time, and outages need not be noted.
+// open decides whether answers may be late at any time. With losses, a tail of delays or long trips, any request may
+// run out of its deadline. Then on_store_failure counts as possible all the time, and outages need not be noted.
 func (b *bound) open(w *world) {
 	b.world = w
 	trips := time.Duration(2)

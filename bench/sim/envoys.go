@@ -344,7 +344,8 @@ func (p *player) request(k *key) {
 	p.schedule()
 }
 
-// It begins at a second and not at 0, because instant 0 means "none" to the client.
+// clock is the Envoy's own, and right. It begins at a second and not at 0, because instant 0 means "none" to the
+// client.
 func (p *player) clock() ratelimit.Instant {
 	return ratelimit.Instant(p.now) + ratelimit.Instant(time.Second)
 }

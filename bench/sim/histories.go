@@ -140,7 +140,8 @@ func newSummary(which Selection) Summary {
 	return s
 }
 
-// Counts of special parts show whether random histories still reach them: a case that no history plays is not checked.
+// add counts a history. Its counts of special parts show whether random histories still reach them: a case that no history
+// plays is not checked.
 func (s *Summary) add(o *Options, r *Result) {
 	s.Histories++
 	s.Decisions += r.Requests

@@ -115,7 +115,7 @@ func (h *historian) lengthen() {
 	h.o.Faults = append(h.o.Faults, Fault{At: 20 * time.Second, Kind: Join})
 }
 
-// Its methods fill in the options, each one part of them.
+// historian makes one history. Its methods fill in the options, each one part of them.
 type historian struct {
 	*rand.Rand
 	o Options
@@ -274,7 +274,8 @@ func (h *historian) mix() {
 // millions.
 const mostRequests = 12_000
 
-// Demand is 0.3 to 4.3 times the limit, so that some histories never reach it and others are always over it.
+// demand varies the number of nodes and keys, and the load. Demand is 0.3 to 4.3 times the limit, so that some
+// histories never reach it and others are always over it.
 func (h *historian) demand() {
 	h.o.Nodes = 1 + h.IntN(6)
 	limit := h.o.Rule.Limit
@@ -299,8 +300,8 @@ func (h *historian) net() {
 	h.o.Refuses = h.chance(0.5)
 }
 
-// Losses of data and steps of the clock happen in few histories only: the bound is wide after them, and other bugs
-// would hide in it.
+// faults draws up to nine faults. Losses of data and steps of the clock happen in few histories only: the bound is wide
+// after them, and other bugs would hide in it.
 func (h *historian) faults() {
 	if h.chance(0.2) {
 		return
@@ -513,7 +514,8 @@ func (h *historian) quirks() envoy.Quirks {
 // envoyFaults are the faults of histories of Envoys.
 var envoyFaults = []FaultKind{Break, Freeze, Stall, Lag, Crash, Hang, Amnesia, Enter}
 
-// A crashed node always starts again, after the time of its fault. The longest faults outlast a window of a minute.
+// strikeEnvoys draws one to six faults of Envoys and their nodes. A crashed node always starts again, after the time of
+// its fault. The longest faults outlast a window of a minute.
 func (h *historian) strikeEnvoys() {
 	for range 1 + h.IntN(6) {
 		f := Fault{

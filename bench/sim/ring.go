@@ -41,7 +41,8 @@ const (
 	found     = time.Second            // until all nodes look for a new one
 )
 
-// With a store, an owner decides by the node's leases (o.Store); without one, by its own memory (o.Local).
+// joinRing makes the node's part in a ring, if the rule is of mode routing. With a store, an owner decides by the
+// node's leases (o.Store); without one, by its own memory (o.Local).
 func (n *node) joinRing() {
 	w := n.world
 	if !w.Rule.Coordination.Mode.Spec().Owned {
@@ -322,7 +323,8 @@ func (w *world) met(n *node) {
 	}
 }
 
-// Discovery lists ended nodes, too, as a stale DNS answer does.
+// lookOnce passes the addresses of the node's region to its ring. Discovery lists ended nodes, too, as a stale DNS
+// answer does.
 func (n *node) lookOnce() {
 	var addrs []string
 	for _, other := range n.nodes {

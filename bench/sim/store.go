@@ -67,7 +67,8 @@ func (m *memory) lose(older *account.MemoryStore) {
 
 var errRefused = errors.New("connection refused")
 
-// If keys move, all parts have one clock: accounts keep the times of the part that they come from.
+// open makes the parts of the ledger. If keys move, all parts have one clock: accounts keep the times of the part that
+// they come from.
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
 	for i := range max(1, w.Parts) {

@@ -48,7 +48,8 @@ type variant struct {
 	set  map[string]string // fields of the coordination
 }
 
-// The first one, a lease of one token, is an exact limiter: it asks the store for each request.
+// variants are the choices of an answer. The first one, a lease of one token, is an exact limiter: it asks the store
+// for each request.
 var variants = []variant{
 	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{"leasing", map[string]string{"mode": "leasing"}},

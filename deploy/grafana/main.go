@@ -18,7 +18,7 @@ type panel struct {
 	queries            []query
 }
 
-// Its legend may name labels of the result, such as {{instance}}.
+// query is one line of a chart. Its legend may name labels of the result, such as {{instance}}.
 type query struct{ expr, legend string }
 
 // step is the least value of a color. It colors all values from there to the next step.
@@ -56,7 +56,7 @@ func (l look) colors() object {
 	return object{"mode": "absolute", "steps": steps}
 }
 
-// The uid is also the name of its file, and the end of its URL.
+// dashboard is a page of panels. The uid is also the name of its file, and the end of its URL.
 type dashboard struct {
 	uid, title string
 	panels     []panel
@@ -189,8 +189,8 @@ var dashboards = []dashboard{
 
 type object = map[string]any
 
-// It places panels from left to right in a grid of 24 columns, two to a row, or one that is wide. All values come from
-// the definition, so the files change only with it.
+// json is the dashboard as Grafana imports it. It places panels from left to right in a grid of 24 columns, two to a
+// row, or one that is wide. All values come from the definition, so the files change only with it.
 func (d *dashboard) json() ([]byte, error) {
 	source := object{"type": "prometheus", "uid": "${source}"}
 	var panels []object
@@ -260,7 +260,7 @@ func main() {
 	}
 }
 
-// A file is named by the uid of its dashboard.
+// write writes all dashboards into a folder. Each is named by its uid.
 func write(dir string) error {
 	for i := range dashboards {
 		text, err := dashboards[i].json()

@@ -30,7 +30,7 @@ type platform struct{ os, arch string }
 // String is the platform as Go and Docker write it.
 func (p platform) String() string { return p.os + "/" + p.arch }
 
-// The first one is also that of the bill.
+// platforms are those of a release. The first one is also that of the bill.
 var platforms = []platform{
 	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"},
 }

@@ -104,7 +104,7 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 	return c, nil
 }
 
-// The folder is a file system in memory that ends with the namespaces (settle).
+// path is that of a file of the cluster. The folder is a file system in memory that ends with the namespaces (settle).
 func (c *Cluster) path(names ...string) string {
 	return filepath.Join(append([]string{c.dir}, names...)...)
 }

@@ -53,7 +53,7 @@ func (c *container) keep(ctx context.Context, grace func() time.Duration) {
 	}
 }
 
-// A server that ends without an error is started again, too.
+// errEnded is why a container starts again. A server that ends without an error is started again, too.
 var errEnded = fmt.Errorf("the program ended")
 
 // once runs the program until it ends. The order at the end is kubelet's: the hook before the end, then SIGTERM, then

@@ -34,9 +34,9 @@ func (c *Cluster) loop(ctx context.Context) {
 	}
 }
 
-// A round first shows and ends pods, then scales each workload by at most one pod, removes pods without a workload, and
-// updates services. Deployments may have one pod more while they roll (surge 1); the others replace pods in place.
-// DaemonSets have one pod, on the one node.
+// reconcile is one round of the loop. A round first shows and ends pods, then scales each workload by at most one pod,
+// removes pods without a workload, and updates services. Deployments may have one pod more while they roll (surge 1);
+// the others replace pods in place. DaemonSets have one pod, on the one node.
 //
 // A failure of one workload is logged and does not hold up the others, such as a Deployment whose image is missing
 // here.
@@ -221,8 +221,8 @@ func (c *Cluster) remove(ctx context.Context, p *pod) error {
 	return err
 }
 
-// It writes only if a number changed: each write gives the object another version and wakes all that watch it. kubectl
-// rollout status and gateways' operators read these numbers.
+// showDeployment writes the status of a Deployment. It writes only if a number changed: each write gives the object
+// another version and wakes all that watch it. kubectl rollout status and gateways' operators read these numbers.
 func (c *Cluster) showDeployment(ctx context.Context, d *apps.Deployment, updated, ready int32) error {
 	all := int32(0)
 	for _, p := range c.pods {

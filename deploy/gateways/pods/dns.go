@@ -24,8 +24,8 @@ func (c *Cluster) serveNames(conn net.PacketConn) {
 	}
 }
 
-// A known name without an address of the asked type, such as AAAA, has an empty answer. NXDOMAIN would make resolvers
-// give up the name for all types.
+// answer is the answer to a DNS message with one question. A known name without an address of the asked type, such as
+// AAAA, has an empty answer. NXDOMAIN would make resolvers give up the name for all types.
 func (c *Cluster) answer(question []byte) ([]byte, error) {
 	var m dnsmessage.Message
 	if err := m.Unpack(question); err != nil || len(m.Questions) != 1 {

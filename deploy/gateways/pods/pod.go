@@ -133,7 +133,8 @@ func (p *pod) end(grace time.Duration) {
 	p.stop()
 }
 
-// A pod is ready when all of its containers are. One without containers would be, but the API server admits none.
+// ready reports whether the pod can take requests. A pod is ready when all of its containers are. One without
+// containers would be, but the API server admits none.
 func (p *pod) ready() bool {
 	for _, k := range p.containers {
 		if !k.ready.Load() {

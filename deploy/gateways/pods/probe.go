@@ -109,7 +109,8 @@ func (c *container) handle(ctx context.Context, h core.ProbeHandler, limit time.
 	return errors.New("this kind of probe is unknown here")
 }
 
-// A kept connection would show an old process as alive, after a new one has taken its address.
+// probes makes the HTTP requests of probes. A kept connection would show an old process as alive, after a new one has
+// taken its address.
 var probes = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // port returns the number of a port that may be a name. A number stays as it is.

@@ -129,8 +129,8 @@ func target(port core.ServicePort, p *pod) int32 {
 	return port.Port
 }
 
-// Gateways watch slices, and an update without a change would make them rebuild their configuration five times a
-// second.
+// writeSlice creates or updates a slice, if it differs. Gateways watch slices, and an update without a change would
+// make them rebuild their configuration five times a second.
 func (c *Cluster) writeSlice(ctx context.Context, slice *discovery.EndpointSlice) error {
 	all := c.Kube.DiscoveryV1().EndpointSlices(slice.Namespace)
 	old, err := all.Get(ctx, slice.Name, metav1.GetOptions{})

@@ -78,7 +78,8 @@ func (p *pod) environment(ctx context.Context, c *core.Container) (map[string]st
 	return all, nil
 }
 
-// found is false for an optional entry that is missing: then there is no variable, and not an empty one.
+// value returns the value of a variable that comes from elsewhere. found is false for an optional entry that is
+// missing: then there is no variable, and not an empty one.
 func (p *pod) value(ctx context.Context, c *core.Container, from *core.EnvVarSource) (value string, found bool, err error) {
 	var all map[string][]byte
 	var key string
@@ -126,7 +127,8 @@ func resource(c *core.Container, name string) string {
 
 var annotation = regexp.MustCompile(`^metadata\.(annotations|labels)\['(.*)'\]$`)
 
-// A path is like metadata.name, or metadata.labels['app'].
+// field returns a field of the pod, as the downward API has it. A path is like metadata.name, or
+// metadata.labels['app'].
 func (p *pod) field(path string) (string, error) {
 	if m := annotation.FindStringSubmatch(path); m != nil {
 		return map[string]map[string]string{"annotations": p.Annotations, "labels": p.Labels}[m[1]][m[2]], nil
@@ -142,7 +144,7 @@ func (p *pod) field(path string) (string, error) {
 	return value, nil
 }
 
-// It is the form of a file of the downward API: NAME="VALUE" in each line, sorted.
+// lines writes labels or annotations. It is the form of a file of the downward API: NAME="VALUE" in each line, sorted.
 func lines(entries map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
