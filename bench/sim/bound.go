@@ -98,6 +98,7 @@ func (b *bound) closed(k *key, closes []account.Claim) {
 		each = max(each, declare.Of(&own, b.fewest, declare.SharedStore).Over.EachSilent)
 	}
 	for i := range closes {
+		// A registered node may still spend its tokens: closing it early would grant them twice.
 		n := b.nodeOf(closes[i].Holder)
 		if n != nil && n.alive && n.stepped.Registered(n.clock()) && !b.lossy() {
 			b.violate(n.slot, k.index, "what it has in hand is taken back, and it is registered")
@@ -151,6 +152,7 @@ func (b *bound) forgot(p *part) {
 	}
 	f := loss{at: b.now, part: p, absent: map[ratelimit.Holder]bool{}}
 	b.forgets = append(b.forgets, f)
+	// A node that is away only later in the young epoch is added by miss.
 	alive := map[ratelimit.Holder]bool{}
 	for _, n := range b.nodes {
 		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {

@@ -140,8 +140,8 @@ func newSummary(which Selection) Summary {
 	return s
 }
 
-// add counts a history. Its counts of special parts show whether random histories still reach them: a case that no history
-// plays is not checked.
+// add counts a history. Its counts of special parts show that random histories reach them: a case that no history plays
+// is not checked.
 func (s *Summary) add(o *Options, r *Result) {
 	s.Histories++
 	s.Decisions += r.Requests
@@ -204,7 +204,7 @@ func (s Selection) failure(seed uint64) *Failure {
 	return f
 }
 
-// describe has the settings of a history in one line: with the faults and changes, all that a reader of a failure needs.
+// describe has the settings of a history, its faults and its changes in one line.
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
 	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts, %d regions; faults %v; changes %v; mix %v, second %v, table %d",

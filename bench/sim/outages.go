@@ -102,6 +102,7 @@ func drawOutage(seed uint64, mode, policy string) outage {
 		o.Faults = append(o.Faults, Fault{At: at, Kind: Crash, Node: node}, Fault{At: at, Kind: Restart, Node: node})
 	}
 	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	// Demand is 0.3 to 5.3 times the limit, and mostly near it: the product of two uniform numbers is small.
 	o.Recorded = unevenly(h, nodes, one*windows, float64(limit)*(0.3+5*h.Float64()*h.Float64())/one.Seconds())
 	o.Load = load.Load{Rate: 1, Keys: 1, Length: one * windows}
 	return o

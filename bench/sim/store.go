@@ -88,6 +88,7 @@ func (s *store) open(w *world) {
 const mostApart = 20 * time.Millisecond
 
 func (p *part) open() {
+	// A real ledger has no OnRecall, so no recall of it reaches a node.
 	if p.Ledger != nil {
 		l, err := p.Ledger(p.time)
 		if err != nil {
@@ -207,6 +208,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
+	// It is by the node's clock, and runs late if the node is paused.
 	n.in(lane.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
 		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that
