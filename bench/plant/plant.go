@@ -47,8 +47,8 @@ type Binary struct {
 
 // Tests builds the tests of a package with bugs, named from the root as "bench/sim". All output, including the binary,
 // is in the folder into, an absolute path. It blocks for a build of all packages with bugs and of all that import them.
-// Its steps: make the texts with all bugs, write them into the folder with a list of replacements, and let go test -c
-// read them in place of the product's files. Vet is off, because it would find some bugs at once.
+// It writes the texts with all bugs and a list of replacements into the folder. Then go test -c reads them in place of
+// the product's files. Vet is off, because it would find some bugs at once.
 func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {

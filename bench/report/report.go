@@ -1,5 +1,5 @@
 // Package report is the frame of measurements: options, whose fields are flags, and results, which are tables. A
-// measurement embeds Setup in its options. The command line is made of the fields' tags (kong), Check validates by the
+// measurement embeds Setup in its options. The command line is made of the fields' tags (kong). Check validates by the
 // tag `in`, and Rows makes a table by the tag `col`: a new figure is one field. An example:
 //
 //	P99 time.Duration `json:"latency_p99" col:"p99"`

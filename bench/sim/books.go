@@ -14,7 +14,7 @@ import (
 // after the settled messages, and nodes' decisions add up their bookings. At the end of a run, after the last reports
 // of nodes, both must be equal. A message reaches the books through settled, in the order in which the ledger applied
 // it. A decision reaches them through decided, and its reversal through undo. Losses change the model like the ledger
-// (failOver, forget, evict). At the end, settleUp has the nodes leave, and closed compares.
+// (failOver and its neighbours). At the end, settleUp has the nodes leave, and closed compares.
 //
 // Windows are checked exactly, and buckets only by their invariant (bucket): the level depends on rounding of the time
 // of each message.

@@ -12,8 +12,8 @@ import (
 
 // bound is the declared over-admission of a key: that of the rule, and that of each fault, for as long as the fault
 // matters. The declared number of package declare is for one fault. A history has many, so the bound adds one term for
-// each of them (of), for as long as it matters (lasts). Events note themselves here when they happen: outage, forgot,
-// miss, starts, closed and late, and in ring.go apart and ownerless. check compares at each admission beyond a limit.
+// each of them (of), for as long as it matters (lasts). Events note themselves here when they happen, such as by
+// outage, miss, starts and closed, and apart in ring.go. check compares at each admission beyond a limit.
 //
 // A term that is too large hides bugs, and one that is too small reports bugs that are none. Each term therefore says
 // which admission needs it.
@@ -229,9 +229,9 @@ func (b *bound) versions(k *key) []*ratelimit.Rule {
 	return b.rules
 }
 
-// of is the bound of one version of the rule. It adds, in this order: the drift of the rule, a bucket's refill while an
-// answer travels, each loss of data, each step of a clock, and splits of a ring. Only if on_store_failure may have
-// decided, the budgets of all nodes' outages follow.
+// of is the bound of one version of the rule. It adds the drift of the rule and a bucket's refill while an answer
+// travels. Losses of data, steps of a clock and splits of a ring follow. Only if on_store_failure may have decided, the
+// budgets of all nodes' outages follow.
 //
 // own is the version's coordination with the largest limit of any version: nodes with the older coordination may still
 // spend tokens of the larger limit.

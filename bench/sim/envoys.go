@@ -23,7 +23,7 @@ import (
 // Envoys lease parts of a limit from nodes, and enforce them themselves. Requests come to Envoys. The way between an
 // Envoy and its node is that of Net.Hop. A node asks the ledger in no time, or gets no answer. Storeless, the one
 // node's ledger is its own memory. The file has four parts: the fleet of Envoys with its judge (envoys), the declared
-// bounds of what goes wrong (mayPass and its callers), one Envoy (player), and its stream (call).
+// bounds of faults (mayPass and its callers), one Envoy (player), and its stream (call).
 type Envoys struct {
 	Count  int     `in:"1..10000"`
 	Direct float64 `in:"0..1"` // share of the requests that come to nodes instead, over RLS

@@ -181,7 +181,7 @@ func setFields(c *ratelimit.Coordination, fields map[string]string) error {
 const MaxNodes = 1000
 
 // Validate reports every problem, each with its value and its bound. Fields with a tag `in` are checked by their tags.
-// Rings have one ledger in memory, because bound.split and the wires know no other.
+// Rings are played only with one ledger in memory.
 func (o *Options) Validate() error {
 	var errs report.Bounds
 	errs.Check(o)

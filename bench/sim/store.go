@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// store has all parts of the ledger, the seats, and the wires to them. A message takes this way: ask, tell, register,
-// prolong and sit send; reaches decides whether it arrives; a part settles it (settle); the answer travels back the
+// store has all parts of the ledger, the seats, and the wires to them. Messages are sent by ask, tell, register,
+// prolong and sit. reaches decides whether one arrives, and a part settles it (settle). The answer travels back the
 // same way, and may be lost, too. So a claim can be settled without its node's knowledge, which is the hardest case for
 // the protocol.
 type store struct {
@@ -326,8 +326,8 @@ func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int))
 }
 
 // settle settles claims of a lane now: at the part, except those of keys that have moved. A lane of a Cluster has keys
-// of all servers, so its epoch is made of all of theirs: another id if any of them lost its data, and young while any
-// is.
+// of all servers, so its epoch is made of all of theirs. It gets another id if any of them lost its data, and is young
+// while any is.
 func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	if !p.moves() {
 		return p.settleHere(n, claims)

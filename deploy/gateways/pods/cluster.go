@@ -110,7 +110,7 @@ func (c *Cluster) path(names ...string) string {
 }
 
 // serveAPI starts etcd and the API server, and returns when it is ready. The API server authorizes every request, and
-// knows one administrator by a static token. Admission of service accounts is off, because it needs a controller that
+// has one administrator, with a static token. Admission of service accounts is off, because it needs a controller that
 // makes their objects. Their tokens are real: the server signs them with the key of accounts.key.
 func (c *Cluster) serveAPI(ctx context.Context) error {
 	key, tokens := c.path("accounts.key"), c.path("tokens.csv")
