@@ -19,8 +19,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// comparison measures rows in several ways, one after the other.
+// comparison measures rows in several ways, one after the other. measure chooses rows and ways, and calls one for each
+// of them and each round. one starts a fleet, plays the row's load against it (play), and computes the figures from
+// what Redis, the nodes and the caller have counted meanwhile.
 type comparison struct {
+	// Text above the table; wayFlag and rowFlag are names of flags, for errors.
 	lead             string
 	rowFlag, wayFlag string
 	rows             []row
@@ -36,7 +39,9 @@ type comparison struct {
 	prepare          func(context.Context) error
 }
 
-// Measured is one way to answer under one row: the median of each figure in all rounds.
+// Measured is one way to answer under one row: the median of each figure in all rounds. Its tags make the table and the
+// JSON: see report.Rows. Figures of processor time are for one decision, so that ways with different numbers of
+// decisions compare.
 type Measured struct {
 	Row         string        `json:"row" col:"row"`
 	Mode        string        `json:"mode" col:"mode"`
@@ -70,7 +75,7 @@ type Measured struct {
 	Fallbacks map[string]int64 `json:"fallback_reasons,omitempty"`
 }
 
-// Compared is all that was measured.
+// Compared is all that was measured. It keeps the comparison for the text of its page.
 type Compared struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
@@ -78,7 +83,9 @@ type Compared struct {
 	of       *comparison
 }
 
-// measure checks options, and measures each chosen row in each chosen way.
+// measure checks options, and measures each chosen row in each chosen way. All problems with options are reported at
+// once, before anything starts. Ratios are to the first way, and only where that is the reference: with a selection,
+// the first may be another one.
 func (c *comparison) measure(ctx context.Context, options any) (report.Result, error) {
 	var b report.Bounds
 	b.Check(options)
@@ -133,7 +140,8 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 	return r, nil
 }
 
-// ofRounds has the median of each figure, and of several rounds also the most of some.
+// ofRounds has the median of each figure, and of several rounds also the most of some. A problem of any round is a
+// problem of the whole. Bounds hold in each round, and a median would hide the one that broke it.
 func ofRounds(rounds []Measured) Measured {
 	m := middle(rounds)
 	if len(rounds) == 1 {
@@ -152,10 +160,12 @@ func ofRounds(rounds []Measured) Measured {
 	return m
 }
 
-// idleTime is how long Redis is watched without requests.
+// idleTime is how long Redis is watched without requests. An idle Redis works ten times a second for its timers, so a
+// second has several of them.
 const idleTime = time.Second
 
-// one plays one row in one way.
+// one plays one row in one way. Each measurement has a new fleet and a new Redis: no way inherits accounts or warm
+// tables of another.
 func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) {
 	var idle float64
 	var watching errgroup.Group // beside the fleet, which waits until its Redis is old enough
@@ -184,6 +194,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 	}
 	asked := float64(max(1, t.asked))
 	m.Claims = 1000 * float64(used.Commands["eval"]+used.Commands["evalsha"]) / asked
+	// A draw is two HINCRBY: the account's sum, and the holder's total.
 	m.Draws = 1000 * float64(used.Commands["hincrby"]) / 2 / asked
 	m.Bytes = float64(used.Bytes) / asked
 	m.Second = asked / c.length.Seconds()
@@ -193,6 +204,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 		}
 	}
 	m.count(t)
+	// Only Sluice declares a worst case; others have no bound to compare with.
 	if w.fields != nil {
 		declared := declare.Of(r.rule(w.fields), r.nodes, declare.SharedStore)
 		m.Declared = int64(declared.Over.Tokens)
@@ -212,7 +224,8 @@ func (c *comparison) open(r *row, w *way) (*process.Fleet, error) {
 	return openFleet(c.setup.Binary, r.file(w.fields), r.nodes, r.others, r.flags...)
 }
 
-// play makes the row's requests, while things go wrong.
+// play makes the row's requests, while things go wrong. Faults come from a goroutine of their own, because the load
+// must not wait for them. It has ended when play returns: the fleet may be stopped then.
 func (c *comparison) play(ctx context.Context, r *row, w *way, f *process.Fleet, t *tally, start time.Time) error {
 	struck := make(chan error, 1)
 	go func() { struck <- r.fails(ctx, f, c.length) }()
@@ -226,7 +239,8 @@ func (c *comparison) play(ctx context.Context, r *row, w *way, f *process.Fleet,
 	return errors.Join(<-struck, ctx.Err())
 }
 
-// fails has things go wrong, and right again.
+// fails has things go wrong, and right again. Each step waits for a third of the length first. Without a strike, the
+// mend comes after the first third, but no row has that.
 func (r *row) fails(ctx context.Context, f *process.Fleet, length time.Duration) error {
 	for _, step := range []func(*process.Fleet) error{r.strike, r.mend} {
 		if step == nil {
@@ -242,7 +256,7 @@ func (r *row) fails(ctx context.Context, f *process.Fleet, length time.Duration)
 	return nil
 }
 
-// asker makes one request, and returns whether it passed.
+// asker makes one request, and returns whether it passed. It must be safe for concurrent use, and ends when ctx does.
 type asker func(ctx context.Context, node *grpc.ClientConn, r *row, key string) (ok bool, err error)
 
 // askAsEnvoy makes a call of Envoy's protocol.
@@ -251,9 +265,11 @@ func askAsEnvoy(ctx context.Context, node *grpc.ClientConn, _ *row, key string) 
 	return answer.GetOverallCode() == rls.RateLimitResponse_OK, err
 }
 
+// errNoNode says that no node can take a call. It counts like a call without an answer.
 var errNoNode = errors.New("no node runs")
 
-// ask makes one call to a node, and counts the answer.
+// ask makes one call to a node, and counts the answer. A fleet without a running node counts the call as failed, and
+// the load goes on.
 func (t *tally) ask(ctx context.Context, node *grpc.ClientConn, r *row, ask asker, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
@@ -266,7 +282,9 @@ func (t *tally) ask(ctx context.Context, node *grpc.ClientConn, r *row, ask aske
 	t.answered(key, intended, sent, time.Now(), ok, err)
 }
 
-// check compares measurements with what is declared, and with what the nodes have counted.
+// check compares measurements with what is declared, and with what the nodes have counted. The first problem is the one
+// that matters most: over-admission, then calls without an answer, then counters of nodes that differ from the
+// caller's.
 func (m *Measured) check(r *row, w *way, t *tally, counted map[string]int64) {
 	hits, within := counted["total_hits"], counted["within_limit"]
 	switch {
@@ -295,16 +313,17 @@ func untilTurnIsHalfway(now time.Time, window, length time.Duration) time.Durati
 	return (window - since) % window
 }
 
-// longestWait is that for the turn of a window.
+// longestWait is that for the turn of a window. A window of an hour would turn in the middle only after up to an hour.
 const longestWait = time.Minute
 
-// beyond is what Redis used in a time beyond what an idle one does. That was measured before, and may have been more on a
-// machine that had more to do then.
+// beyond is what Redis used in a time beyond what an idle one does. That was measured before, and may have been more on
+// a machine that had more to do then. A Redis without requests still runs its timers.
 func beyond(used, took time.Duration, idle float64) time.Duration {
 	return max(0, used-time.Duration(float64(took)*idle))
 }
 
-// idleRedis is the processor use of a Redis without connections.
+// idleRedis is the processor use of a Redis without connections. The result is in processors: 0.002 is 2 ms in each
+// second.
 func idleRedis(ctx context.Context) (float64, error) {
 	r, err := process.OpenRedis()
 	if err != nil {

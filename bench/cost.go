@@ -18,7 +18,8 @@ import (
 )
 
 // CostOptions compare the CPU of a call with that of an empty server of the same protocol. The same client drives both,
-// in turn.
+// in turn. A ratio of processor times depends less on the machine than a time does: both servers share the client, the
+// protocol and the load. So one threshold serves different machines.
 type CostOptions struct {
 	report.Setup `examples:"sluicelab bench cost|sluicelab bench cost --forwarded"`
 	Rounds       int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
@@ -28,6 +29,8 @@ type CostOptions struct {
 	MaxForward   float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 }
 
+// The callers of a closed loop, their connections and the keys of their requests. Several callers on a connection let
+// the server answer many calls with one write, as under real load.
 const costCallers, costConns, costKeys = 64, 4, 1000
 
 // ServerCost is what one server cost over all its rounds.
@@ -49,7 +52,8 @@ type CostReport struct {
 	Servers []ServerCost `json:"servers"`
 }
 
-// costRules limit nothing that is sent.
+// costRules limit nothing that is sent. One rule in mode routing serves both cases: alone, a node owns all keys, and of
+// two, the other owns those that are sent.
 const costRules = `domain: bench
 coordination: {mode: routing}
 descriptors:
@@ -60,7 +64,8 @@ descriptors:
         rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-// Measure implements [report.Measurement].
+// Measure implements [report.Measurement]. The servers run at the same time and are driven in turn. An idle server uses
+// next to no processor time.
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
@@ -97,6 +102,7 @@ func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
 		if len(r.Servers) > 0 {
 			s.Ratio = s.CPUPerCall / r.Servers[0].CPUPerCall
 		}
+		// NaN, of an empty server that used no time, is a problem, too.
 		if c.most > 0 && !(s.Ratio <= c.most) {
 			s.Problem = fmt.Sprintf("the ratio is %.2f, must be at most %v", s.Ratio, c.most)
 		}
@@ -126,13 +132,15 @@ type contender struct {
 	rounds []costRound
 }
 
-// costRound is what one round of load saw.
+// costRound is what one round of load saw. Rounds are kept apart for the least and the most.
 type costRound struct {
 	*calls
 	took, cpu time.Duration
 }
 
-// start starts its servers, connects to the first, and prepares requests.
+// start starts its servers, connects to the first, and prepares requests. Requests are encoded before the first round,
+// so that the client's cost is small and the same for all servers. For a fleet of two, only keys that the other node
+// owns are taken: each decision is then forwarded.
 func (c *contender) start(o *CostOptions) (err error) {
 	c.fleet = &process.Fleet{}
 	if c.nodes == 0 {
@@ -163,10 +171,12 @@ func (c *contender) stop() {
 	}
 }
 
-// fastest is more calls a second than one caller of a closed loop makes.
+// fastest is more calls a second than one caller of a closed loop makes. A closed loop takes only keys from its load,
+// and a caller that outran it would get no more of them.
 const fastest = 100_000
 
-// round makes the calls of a round.
+// round makes the calls of a round. The calls of one round run one after the other for each caller, over connections in
+// turn. A failed call fails the round, because it would cost less than an answered one.
 func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
 	r := costRound{calls: newCalls()}
 	start := time.Now()

@@ -38,7 +38,8 @@ type EnvoyCost struct {
 	StoreCPU   float64 `json:"redis_cpu_us_per_request" col:"Redis' CPU|%.1f us"`
 }
 
-// EnvoyReport compares the ways.
+// EnvoyReport compares the ways. The first way has no filter, and the second an empty server: the costs of Envoy and of
+// a call without a decision.
 type EnvoyReport struct {
 	Envoy string      `json:"envoy"` // its version
 	Rate  float64     `json:"requests_per_second"`
@@ -46,7 +47,8 @@ type EnvoyReport struct {
 	Ways  []EnvoyCost `json:"ways"`
 }
 
-// envoyWay is a configuration, what answers it, and what its rounds measured.
+// envoyWay is a configuration, what answers it, and what its rounds measured. Its sums are over all rounds: use
+// subtracts a reading before each round and adds the one after it.
 type envoyWay struct {
 	name    string
 	text    string // of Envoy
@@ -111,7 +113,8 @@ func (o *EnvoyOptions) Measure(ctx context.Context) (report.Result, error) {
 	return r, err
 }
 
-// endToEndRules limit nothing that is sent.
+// endToEndRules limit nothing that is sent. The second rule is for RLQS, whose configuration sends x-tier; its first
+// descriptor has no limit of its own.
 const endToEndRules = `domain: edge
 coordination: {mode: %s}
 descriptors:
@@ -124,7 +127,9 @@ descriptors:
         rate_limit: {unit: hour, requests_per_unit: 40000000}
 `
 
-// round starts all that the way needs, and ends it: nothing else runs meanwhile.
+// round starts all that the way needs, and ends it: nothing else runs meanwhile. First it starts the backend, the
+// service and Envoy, and waits until Envoy sees all nodes as healthy. Then it sends requests without counting them,
+// until connections and leases are there. Then it measures.
 func (w *envoyWay) round(ctx context.Context, binary string, o *EnvoyOptions) error {
 	backend, err := realenvoy.StartBackend(nil)
 	if err != nil {
@@ -164,7 +169,8 @@ func (w *envoyWay) round(ctx context.Context, binary string, o *EnvoyOptions) er
 	return w.use(e, service, 1)
 }
 
-// service is what Envoy asks: nodes of Sluice, the empty server, or none.
+// service is what Envoy asks: nodes of Sluice, the empty server, or none. A single node needs no Redis: it is compared
+// without one.
 func (w *envoyWay) service(o *EnvoyOptions) (*process.Fleet, error) {
 	if w.mode == "" {
 		f := &process.Fleet{}
@@ -180,7 +186,8 @@ func (w *envoyWay) service(o *EnvoyOptions) (*process.Fleet, error) {
 	return f, f.StartFirst(o.Nodes)
 }
 
-// drive sends requests for a time, and counts those that a limit refuses: they have an answer, too.
+// drive sends requests for a time, and counts those that a limit refuses: they have an answer, too. An answer other
+// than 200 and 429 is a failure.
 func (w *envoyWay) drive(ctx context.Context, client *realenvoy.Client, o *EnvoyOptions, length time.Duration) (*calls, int64, error) {
 	c := newCalls()
 	var refused atomic.Int64

@@ -43,6 +43,9 @@ func (r KeysReport) Page() *report.Page {
 	return &report.Page{Tables: []report.Table{report.Rows("", r)}}
 }
 
+// keysRules are the rules of the attacked server. Invented keys belong to three kinds of rules: with a limit of the
+// file, with a metric for each value, and without a rule. The limit of a year keeps the known key's budget used up for
+// the whole run.
 const keysRules = `domain: bench
 descriptors:
   - key: api_key
@@ -52,11 +55,13 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 5}
 `
 
-// keysBatch is how many descriptors a request carries.
+// keysBatch is how many descriptors a request carries. Single descriptors would spend the time in calls, and not on
+// keys.
 const keysBatch = 50
 
 // Measure implements [report.Measurement]. It looks now and then at the server's memory, at its metrics and at a key
-// that had used up its budget before.
+// that had used up its budget before. It looks after every tenth of the keys. The known key must stay refused: if
+// invented keys could push it out of the table, an attacker would reset any limit.
 func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
@@ -96,7 +101,9 @@ func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
 // known is a request of the key that had used up its budget before.
 var known = caller.Request("bench", "api_key", "known")
 
-// invented is a request of keysBatch descriptors that were never sent before.
+// invented is a request of keysBatch descriptors that were never sent before. By i % 4: values of a plain rule (0 and
+// 3), values of a rule with detailed metrics (1), and keys with their own limits (2). One request in ten has a domain
+// that no rule has.
 func invented(sent int) *rls.RateLimitRequest {
 	r := &rls.RateLimitRequest{Domain: "bench"}
 	for i := range keysBatch {
@@ -117,6 +124,8 @@ func invented(sent int) *rls.RateLimitRequest {
 	return r
 }
 
+// send makes one call. Ten seconds are for a server near its memory limit, whose garbage collector may run all the
+// time.
 func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -127,10 +136,12 @@ func send(ctx context.Context, f *process.Fleet, r *rls.RateLimitRequest) (*rls.
 	return answer, nil
 }
 
-// fewSeries may come after the first tenth of the keys: of what happens then for the
-// first time. A series for each key, or for one in a hundred, would be more.
+// fewSeries may come after the first tenth of the keys: of what happens then for the first time. A series for each key,
+// or for one in a hundred, would be more.
 const fewSeries = 50
 
+// look adds a point to the report. Metrics are compared with the second look, because the first one is before any
+// invented key.
 func (o *KeysOptions) look(ctx context.Context, all *KeysReport, f *process.Fleet, sent int) error {
 	answer, err := send(ctx, f, known)
 	if err != nil {

@@ -22,6 +22,9 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 )
 
+// The file has three parts: the measurement (flood), one connection's loop of calls (drive and pace), and HTTP/2 by
+// hand (conn).
+
 // OverloadOptions are calls beyond the capacity of a server.
 type OverloadOptions struct {
 	report.Setup `examples:"sluicelab bench overload"`
@@ -31,6 +34,7 @@ type OverloadOptions struct {
 }
 
 const (
+	// It is the default timeout of Envoy's rate limit filter.
 	impatience  = 20 * time.Millisecond // after which callers give up, as Envoy does
 	floodConns  = 4
 	saturating  = 128  // callers of a closed loop, while the capacity is measured
@@ -52,7 +56,8 @@ type OverloadStep struct {
 	CPU      float64       `json:"server_processors" col:"server CPUs"` // that the server had
 }
 
-// OverloadReport is all that was measured.
+// OverloadReport is all that was measured. Apart is false on a machine with one processor: load and server then
+// compete, and the figures say less.
 type OverloadReport struct {
 	Capacity float64        `json:"capacity"` // answers a second, in a closed loop
 	P99      time.Duration  `json:"capacity_latency_p99"`
@@ -62,14 +67,16 @@ type OverloadReport struct {
 	Steps    []OverloadStep `json:"steps"`
 }
 
-// overloadRules limit nothing: that all is charged can be seen in the rule's own count.
+// overloadRules limit nothing: that all is charged can be seen in the rule's own count. An answer that comes too late
+// has charged tokens for a request that has already failed. Their number shows work for nothing.
 const overloadRules = `domain: bench
 descriptors:
   - key: api_key
     rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-// Measure implements [report.Measurement]: a server's capacity, and then its answers at multiples of it.
+// Measure implements [report.Measurement]: a server's capacity, and then its answers at multiples of it. Deferred calls
+// run in reverse: connections close first, then this process gets its processors back, then the server stops.
 func (o *OverloadOptions) Measure(ctx context.Context) (report.Result, error) {
 	if err := report.Check(o); err != nil {
 		return nil, err
@@ -145,12 +152,15 @@ func (f *flood) measure(ctx context.Context, r *OverloadReport) error {
 	return nil
 }
 
-// medianStep is the round in the middle by its goodput, as it was measured.
+// medianStep is the round in the middle by its goodput, as it was measured. It is a whole round and not a median of
+// each figure, because they belong together: calls that were given up are not in the goodput.
 func medianStep(rounds []OverloadStep) OverloadStep {
 	rounds = slices.SortedFunc(slices.Values(rounds), func(a, b OverloadStep) int { return cmp.Compare(a.Share, b.Share) })
 	return rounds[(len(rounds)-1)/2]
 }
 
+// step measures one multiple of the capacity. The server's count of admissions is read before and after. The calls that
+// it charged and the caller did not count as answered are the difference.
 func (f *flood) step(ctx context.Context, times, capacity float64) (OverloadStep, error) {
 	charged, err := f.charged()
 	if err != nil {
@@ -181,7 +191,7 @@ func (f *flood) charged() (int64, error) {
 	return int64(n), err
 }
 
-// outcomes are what became of calls.
+// outcomes are what became of calls. Each sent call is answered, refused or given up in the end.
 type outcomes struct {
 	offered  int64
 	sent     int64 // the others were held back on the caller's side
@@ -203,7 +213,8 @@ func (t *outcomes) add(o *outcomes) {
 }
 
 // play makes calls over all connections for a time: at a rate, whatever becomes of them, or without one, each caller's
-// after its last.
+// after its last. The connections begin at different parts of an interval: their calls would otherwise arrive four at a
+// time.
 func (f *flood) play(ctx context.Context, rate float64, length time.Duration) (*outcomes, error) {
 	start := time.Now()
 	var plays errgroup.Group
@@ -226,17 +237,24 @@ func (f *flood) play(ctx context.Context, rate float64, length time.Duration) (*
 	return total, err
 }
 
-// pace is when the calls of a connection are due.
+// pace is when the calls of a connection are due. A closed loop has no times: next follows the clock, and callers
+// limits it.
 type pace struct {
 	next, end time.Time
 	every     time.Duration
 	callers   int // of a closed loop: a call is due while fewer are outstanding; 0: an open one
 }
 
-// tick is how often calls that are due are made.
+// tick is how often calls that are due are made. A timer for each call would cost more than the call. Latencies still
+// count from the intended time.
 const tick = 500 * time.Microsecond
 
 // drive makes the calls of one connection, until all that were due have ended. It gives up those whose caller has left.
+// Each turn gives up old calls, begins those that are due, writes all frames at once, and then sleeps (open loop) or
+// waits for an ended call (closed loop).
+//
+// A call that is already too late for its caller is not sent. It counts as held back, because it is in offered and not
+// in sent.
 func (c *conn) drive(ctx context.Context, p pace) error {
 	for n := 0; ; {
 		now := time.Now()
@@ -271,13 +289,14 @@ func (c *conn) drive(ctx context.Context, p pace) error {
 	}
 }
 
-// framed is a request as gRPC frames it.
+// framed is a request as gRPC frames it. Five bytes come before the message: 0 for "not compressed", and its length in
+// big endian.
 func framed(value string) []byte {
 	body := caller.Encoded(caller.Request("bench", "api_key", value))
 	return append([]byte{0, byte(len(body) >> 24), byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body))}, body...)
 }
 
-// messages are requests of a thousand keys.
+// messages are requests of a thousand keys. They are encoded once, so that a call costs the load as little as possible.
 var messages = func() (all [1000][]byte) {
 	for i := range all {
 		all[i] = framed(fmt.Sprintf("key-%06d", i))
@@ -302,7 +321,8 @@ func (r *OverloadReport) Page() *report.Page {
 	}
 }
 
-// state is what has become of a call.
+// state is what has become of a call. A call goes from waiting to decided at its DATA frame, and to free at the end of
+// its stream. Refused calls have no DATA frame, and calls that were given up become free at once.
 type state uint8
 
 const (
@@ -318,8 +338,8 @@ type call struct {
 	intended time.Time
 }
 
-// callSlots is more than the calls that a connection can have begun within a
-// caller's patience.
+// callSlots is more than the calls that a connection can have begun within a caller's patience. A slot is used again
+// after 65,536 calls. Its id says whether a late frame belongs to an earlier call.
 const callSlots = 1 << 16
 
 // conn is one HTTP/2 connection with RLS calls on it. It writes and reads frames
@@ -347,7 +367,8 @@ type conn struct {
 	writing sync.Mutex // held while frames are written
 }
 
-// dial connects, and waits for the server's settings.
+// dial connects, and waits for the server's settings. The settings come first, because they bound the number of
+// streams. 65,535 bytes is the initial window of HTTP/2 (RFC 9113, 6.9.2).
 func dial(address string) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
@@ -370,7 +391,9 @@ func dial(address string) (*conn, error) {
 }
 
 // greetLocked exchanges settings, and makes the first call: it names all fields, and every later one refers to them, as
-// all clients' do.
+// all clients' do. The head is made twice by one encoder: the first block has the texts and puts them into the server's
+// HPACK table, and the second only refers to them. The windows are so large that the server is never held up by this
+// side.
 func (c *conn) greetLocked(address string) error {
 	c.out.WriteString(http2.ClientPreface)
 	// Writes into a buffer do not fail.
@@ -411,12 +434,14 @@ func (c *conn) greetLocked(address string) error {
 	return c.flushLocked()
 }
 
+// close ends the connection. The closed socket ends the reader, and close waits for that.
 func (c *conn) close() {
 	c.tcp.Close()
 	<-c.ended
 }
 
-// beginLocked adds a call to the pending writes, if it may be sent now.
+// beginLocked adds a call to the pending writes, if it may be sent now. It returns false where the caller's own bound,
+// the server's bound on streams, or flow control holds it back. Ids of a client are odd: hence the step of two.
 func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
@@ -432,7 +457,8 @@ func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	return true
 }
 
-// giveUpLocked cancels the calls whose callers wait no longer.
+// giveUpLocked cancels the calls whose callers wait no longer. Calls are in the order of their intended times, so the
+// first that still waits ends the search.
 func (c *conn) giveUpLocked(now time.Time) {
 	for ; c.oldest < c.next; c.oldest += 2 {
 		w := &c.calls[c.oldest/2%callSlots]
@@ -449,7 +475,8 @@ func (c *conn) giveUpLocked(now time.Time) {
 	}
 }
 
-// flushLocked writes the pending frames; meanwhile mu is not held.
+// flushLocked writes the pending frames; meanwhile mu is not held. writing keeps the order: two goroutines may flush,
+// and frames of one connection must not mix. Frames that are added while it writes go with the next flush.
 func (c *conn) flushLocked() error {
 	out := bytes.Clone(c.out.Bytes())
 	c.out.Reset()
@@ -464,7 +491,8 @@ func (c *conn) flushLocked() error {
 	return err
 }
 
-// read handles what the server says until the connection ends.
+// read handles what the server says until the connection ends. Answers to pings and settings are written when no more
+// input is buffered, all at once. more has room for one signal: that is enough to wake the driver.
 func (c *conn) read() {
 	defer close(c.ended)
 	frames := http2.NewFramer(nil, c.in)
@@ -492,7 +520,8 @@ func (c *conn) read() {
 	}
 }
 
-// handleLocked takes one frame, and reports whether it has ended a call.
+// handleLocked takes one frame, and reports whether it has ended a call. Only frames that change a call or a bound are
+// of interest. Others, such as acknowledgements, are passed over.
 func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 	id := f.Header().StreamID
 	switch f := f.(type) {
@@ -517,6 +546,7 @@ func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 			}
 			_ = c.frames.WriteSettingsAck()
 		}
+	// The driver sees err in its next turn, and ends the measurement.
 	case *http2.GoAwayFrame:
 		c.most = 0 // no more calls
 		if c.err == nil {
@@ -526,7 +556,8 @@ func (c *conn) handleLocked(f http2.Frame) (ended bool) {
 	return false
 }
 
-// answeredLocked takes the message of an answer: the call is decided.
+// answeredLocked takes the message of an answer: the call is decided. The stream stays outstanding until its trailers,
+// as it does for the server's bound.
 func (c *conn) answeredLocked(id uint32, now time.Time) {
 	w := &c.calls[id/2%callSlots]
 	if w.id != id || w.state != waiting {

@@ -38,7 +38,8 @@ var peerWays = append([]way{
 	{name: "gubernator", open: openGubernator, ask: askGubernator},
 }, modes[1:]...)
 
-// Measure implements [report.Measurement].
+// Measure implements [report.Measurement]. The programs are built after the options are checked, because a build takes
+// minutes (prepare). They are in a folder of this run, which is removed at its end.
 func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
 	dir, err := os.MkdirTemp("", "sluice-peers")
 	if err != nil {
@@ -63,7 +64,8 @@ func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
 const ratelimitVersion = "github.com/envoyproxy/ratelimit@v1.4.1-0.20260122083618-3fb702589d36"
 
 // buildPeers builds the others' programs, each with the dependencies of its authors: envoyproxy/ratelimit in its own
-// module, and gubernator by the module bench/peers, which requires nothing else. It returns their versions.
+// module, and gubernator by the module bench/peers, which requires nothing else. It returns their versions. The go
+// command must run in Sluice's repository: the module bench/peers is not part of the released program.
 func buildPeers(ctx context.Context, dir string) (versions []string, err error) {
 	const module = "bench/peers"
 	run := func(in string, args ...string) ([]byte, error) {
@@ -98,8 +100,9 @@ func buildPeers(ctx context.Context, dir string) (versions []string, err error) 
 	return []string{ratelimitVersion, strings.TrimSpace(string(text))}, err
 }
 
-// openRatelimit starts servers of envoyproxy/ratelimit with the row's rule. Their settings are the
-// defaults, except that they write no statistics.
+// openRatelimit starts servers of envoyproxy/ratelimit with the row's rule. Their settings are the defaults, except
+// that they write no statistics. It reads its rules below RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/config. Its statsd client
+// would look for a server that does not exist here.
 func openRatelimit(c *comparison, r *row) (*process.Fleet, error) {
 	config := filepath.Join(c.programs, "ratelimit", "config")
 	if err := os.MkdirAll(config, 0o700); err != nil {
@@ -132,7 +135,8 @@ func openRatelimit(c *comparison, r *row) (*process.Fleet, error) {
 }
 
 // openGubernator starts nodes of gubernator, and waits until each has all others as peers. Their tables have room for
-// all keys, which by default they have not.
+// all keys, which by default they have not. The addresses of all nodes are its arguments, so their ports must be found
+// before any node starts.
 func openGubernator(c *comparison, r *row) (*process.Fleet, error) {
 	ports, err := freeport.Find(2 * r.nodes)
 	if err != nil {
@@ -169,7 +173,8 @@ func openGubernator(c *comparison, r *row) (*process.Fleet, error) {
 	})
 }
 
-// askGubernator makes a request to gubernator. Its form is that of gubernator.proto: GetRateLimitsReq, RateLimitReq.
+// askGubernator makes a request to gubernator. Its form is that of gubernator.proto: GetRateLimitsReq, RateLimitReq. It
+// encodes the message itself: gubernator's module and its dependencies stay out of this one.
 func askGubernator(ctx context.Context, node *grpc.ClientConn, r *row, key string) (ok bool, err error) {
 	const name, uniqueKey, hits, limit, duration, requests = 1, 2, 3, 4, 5, 1
 	var q []byte
@@ -194,7 +199,8 @@ func askGubernator(ctx context.Context, node *grpc.ClientConn, r *row, key strin
 
 var errAnswer = errors.New("the answer is no GetRateLimitsResp with one response")
 
-// underLimit reads GetRateLimitsResp: the status of the only response.
+// underLimit reads GetRateLimitsResp: the status of the only response. Status 0 is UNDER_LIMIT, the default, which
+// proto3 leaves out: so an answer without the field is a pass.
 func underLimit(answer []byte) (bool, error) {
 	const responses, status, failure = 1, 1, 5
 	field, kind, n := protowire.ConsumeTag(answer)

@@ -20,10 +20,14 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 )
 
-// domain and entry are what requests are for.
+// Parts that several measurements share: the order of rounds (inTurn), calls and their latencies (calls), the caller's
+// count of admissions (tally), and fleets with their stores.
+
+// domain and entry are what requests are for. The regular expressions of counters below contain both.
 const domain, entry = "bench", "key"
 
-// inTurn measures each of several ways in each round. None is always the one after another.
+// inTurn measures each of several ways in each round. None is always the one after another. A machine gets warm, and
+// other work on it comes and goes. If one way always came last, that would look like a property of the way.
 func inTurn(rounds, ways int, measure func(round, way int) error) error {
 	for round := range rounds {
 		for i := range ways {
@@ -35,7 +39,8 @@ func inTurn(rounds, ways int, measure func(round, way int) error) error {
 	return nil
 }
 
-// drive makes the calls of a load: at its times, or if there are callers, each after its last answer.
+// drive makes the calls of a load: at its times, or if there are callers, each after its last answer. It returns when
+// all calls have ended.
 func drive(
 	ctx context.Context, callers int, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time),
 ) {
@@ -46,9 +51,11 @@ func drive(
 	}
 }
 
-// latencies are those of calls, from when they were due.
+// latencies are those of calls, from when they were due. A call that is made late because earlier ones took long counts
+// from its intended time. Otherwise a slow server would be asked less and look better (coordinated omission).
 type latencies struct{ *hdrhistogram.Histogram }
 
+// newLatencies makes an empty histogram. The range is 1 µs to a minute, in nanoseconds, with three digits.
 func newLatencies() latencies {
 	return latencies{hdrhistogram.New(1000, int64(time.Minute), 3)}
 }
@@ -61,7 +68,8 @@ func (l latencies) at(quantile float64) time.Duration {
 	return time.Duration(l.ValueAtQuantile(quantile))
 }
 
-// calls are what came of calls, as their caller counts them. They are safe for concurrent use by mu.
+// calls are what came of calls, as their caller counts them. They are safe for concurrent use by mu. failed and asked
+// show whether the figures can be trusted: a failed call has a latency, too.
 type calls struct {
 	mu      sync.Mutex
 	latency latencies // guarded by mu, as all below
@@ -72,7 +80,8 @@ type calls struct {
 
 func newCalls() *calls { return &calls{latency: newLatencies()} }
 
-// drive makes the calls of a load, each for a key, and counts them. It fails if one has.
+// drive makes the calls of a load, each for a key, and counts them. It fails if one has. It reads the counts without
+// the lock: no call is under way any more.
 func (c *calls) drive(ctx context.Context, callers int, l load.Load, start time.Time, call func(key int) error) error {
 	drive(ctx, callers, l, 1, start, func(r load.Request, intended time.Time) {
 		err := call(r.Key)
@@ -104,7 +113,8 @@ func (c *calls) failLocked(err error) {
 	}
 }
 
-// middle has the median of each number in a struct's rounds.
+// middle has the median of each number in a struct's rounds. The numbers of one result can come from different rounds.
+// Fields of other types are the first round's. Of an even number of rounds it takes the upper of the two in the middle.
 func middle[T any](rounds []T) T {
 	m := rounds[0]
 	to := reflect.ValueOf(&m).Elem()
@@ -119,13 +129,14 @@ func middle[T any](rounds []T) T {
 	return m
 }
 
-// micros are microseconds for each of n calls.
+// micros are microseconds for each of n calls. Without calls, it is the whole time.
 func micros(d time.Duration, n int64) float64 {
 	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
 }
 
-// tally is the caller's count, by key and window. A request near a turn may count in either of two windows,
-// and is evidence for neither: it makes no window over or under its limit. It is safe for concurrent use.
+// tally is the caller's count, by key and window. A request near a turn may count in either of two windows, and is
+// evidence for neither: it makes no window over or under its limit. It is safe for concurrent use. The caller's count
+// is the judge here: a bug in the nodes' own counters cannot hide an admission from it.
 type tally struct {
 	calls
 	limit  int64
@@ -138,15 +149,17 @@ type tally struct {
 // count is of one key in one window.
 type count struct{ offered, admitted, perhaps int64 }
 
-// turn is how near to the end of a window a request may be in either: nodes have the ledger's clock from an
-// older answer.
+// turn is how near to the end of a window a request may be in either: nodes have the ledger's clock from an older
+// answer. The caller and Redis run on one machine, with one clock.
 const turn = 5 * time.Millisecond
 
 func newTally(limit int64, window time.Duration) *tally {
 	return &tally{calls: calls{latency: newLatencies()}, limit: limit, window: window, counts: map[[2]int64]*count{}}
 }
 
-// answered counts the answer to a request for one token; err says that there was none.
+// answered counts the answer to a request for one token; err says that there was none. A request counts in the windows
+// from first to last, which are one except near a turn. It counts as perhaps admitted in each of several. A call
+// without an answer may still be decided after the caller has given up, so the next window is added.
 func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,7 +200,8 @@ func (t *tally) ofLocked(key int, window int64) *count {
 	return c
 }
 
-// count has what the caller counted. Over is of the key and window that went furthest.
+// count has what the caller counted. Over is of the key and window that went furthest. An exact limiter would admit the
+// limit or all that was offered, whichever is less, in each window.
 func (m *Measured) count(t *tally) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,7 +221,8 @@ func (m *Measured) count(t *tally) {
 }
 
 // openFleet starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found
-// each other. It has places for others that may join, and adds flags to the command lines.
+// each other. It has places for others that may join, and adds flags to the command lines. With --drain-time 200ms, a
+// node that leaves does not wait for balancers, which do not exist here.
 func openFleet(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
 	flags = append([]string{"--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms"}, flags...)
 	f, err := process.NewFleet(binary, rules, nodes+others, true, flags...)
@@ -221,15 +236,15 @@ func openFleet(binary, rules string, nodes, others int, flags ...string) (*proce
 	return f, nil
 }
 
-// maxKeys is more than most rows have.
+// maxKeys is more than most rows have. The largest row has 100,000.
 const maxKeys = 200_000
 
-// young is how long a Redis that begins empty counts as one that may have lost its
-// data, and grants little.
+// young is how long a Redis that begins empty counts as one that may have lost its data, and grants little. It is
+// ratelimit.YoungFor and a beat, in which the nodes read the epoch.
 const young = 2500 * time.Millisecond
 
 // openOther starts servers that are not Sluice, and a Redis that is empty: where none is needed, its use is that of an
-// idle one.
+// idle one. A failed start leaves nothing running.
 func openOther(start func(f *process.Fleet) error) (*process.Fleet, error) {
 	f := &process.Fleet{}
 	if err := f.OpenRedis(); err != nil {
@@ -242,7 +257,8 @@ func openOther(start func(f *process.Fleet) error) (*process.Fleet, error) {
 	return f, nil
 }
 
-// openBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
+// openBaseline starts servers that ask Redis for each request, by sluicelab, a binary. The servers share one Redis, as
+// nodes of envoyproxy/ratelimit do.
 func openBaseline(lab string, limit int64, window time.Duration, nodes int) (*process.Fleet, error) {
 	return openOther(func(f *process.Fleet) error {
 		for range nodes {
@@ -257,11 +273,16 @@ func openBaseline(lab string, limit int64, window time.Duration, nodes int) (*pr
 
 // Counters of nodes, by a label.
 var (
+	// Examples of lines:
+	//
+	//	sluice_fallback_decisions_total{reason="deadline"} 12
+	//	ratelimit_service_rate_limit_total_hits{domain="bench",key1="key",key2=""} 45000
 	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
 	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
 )
 
-// sum is a counter of all nodes together, by label.
+// sum is a counter of all nodes together, by label. A node that does not answer adds nothing: it may be the one that a
+// scenario has killed.
 func sum(f *process.Fleet, counter *regexp.Regexp) map[string]int64 {
 	all := map[string]int64{}
 	for _, node := range f.Running() {

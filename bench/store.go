@@ -25,7 +25,7 @@ type StoreOptions struct {
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// Measure implements [report.Measurement].
+// Measure implements [report.Measurement]. A selection of modes keeps the baseline, or there would be no ratio.
 func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
 	baseline := way{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
 		return openBaseline(c.setup.Lab, r.limit, r.window(), r.nodes)
@@ -55,7 +55,8 @@ type AccuracyOptions struct {
 	modes        []string
 }
 
-// accuracyModes tighten the budget of approx, so that each node has a seat.
+// accuracyModes tighten the budget of approx, so that each node has a seat. A limit of 300 with the default budget
+// would leave less than a token for each seat. The third index makes append copy, so that modes stays as it is.
 var accuracyModes = append(modes[:3:3], way{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
 
 // Measure implements [report.Measurement].
@@ -75,7 +76,8 @@ func (o *AccuracyOptions) Measure(ctx context.Context) (report.Result, error) {
 	return c.measure(ctx, o)
 }
 
-// row is a limit, the demand for it, and what goes wrong meanwhile.
+// row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that store,
+// accuracy and peers play the same rows. Zero fields have no effect.
 type row struct {
 	id      string // as flags name it
 	name    string
@@ -115,7 +117,8 @@ var rows = []row{
 	},
 }
 
-// peerRows are from keys that are nearly all met again to keys that are nearly all new.
+// peerRows are from keys that are nearly all met again to keys that are nearly all new. They are the rows of store
+// under other names, so that both measure the same loads.
 func peerRows() (all []row) {
 	for _, peer := range []string{"saturated", "hot", "warm", "cool", "cold"} {
 		for _, r := range rows {
@@ -131,7 +134,8 @@ func peerRows() (all []row) {
 }
 
 // scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
-// that none ends during the measurement: the simulator plays windows that end.
+// that none ends during the measurement: the simulator plays windows that end. Without an answer of the store, requests
+// are refused (on_store_failure: closed), so that over-admission is the mode's and not the policy's.
 func scenario(id, what string, r row) row {
 	r.id = id
 	r.name = id + ": " + what
@@ -142,7 +146,8 @@ func scenario(id, what string, r row) row {
 	return r
 }
 
-// scenarios have faults a third into the time, and are right again after two.
+// scenarios have faults a third into the time, and are right again after two. Those with extra are played only if they
+// are named, or with --all: without them, the command takes about half as long.
 var scenarios = []row{
 	scenario("closed", "16 callers, each after its last answer; uniform keys", row{callers: 16}),
 	scenario("zipf", "open loop, Zipf 1.1 over 200 keys", row{keys: 200, skew: 1.1}),
@@ -173,6 +178,8 @@ var scenarios = []row{
 	scenario("flushed store", "FLUSHALL", row{strike: func(f *process.Fleet) error { return f.Redis.Forget() }, amnesia: true}),
 }
 
+// roll restarts the nodes one after the other. Restart waits until the fleet is whole again, as a Deployment waits for
+// readiness.
 func roll(f *process.Fleet) error {
 	for i := range f.Running() {
 		if err := f.Restart(i); err != nil {
@@ -189,7 +196,8 @@ func (r *row) load(rate float64, length time.Duration) load.Load {
 // window is that of its limit.
 func (r *row) window() time.Duration { return r.rule(nil).Limit.Period() }
 
-// way is how requests are answered.
+// way is how requests are answered. Sluice's modes have only fields. Others start their own servers (open), and may
+// have their own protocol (ask); nil is Envoy's.
 type way struct {
 	name   string
 	fields map[string]string // of the coordination; nil: this is not Sluice
@@ -199,6 +207,7 @@ type way struct {
 	reference bool
 }
 
+// modes are the ways of Sluice. Their order is that of the tables; peers leaves out the first.
 var modes = []way{
 	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{name: "leasing", fields: map[string]string{"mode": "leasing"}},
@@ -206,7 +215,7 @@ var modes = []way{
 	{name: "approx", fields: map[string]string{"mode": "approx"}},
 }
 
-// fieldsWith are those of a mode and of the row, in a fixed order.
+// fieldsWith are those of a mode and of the row, in a fixed order. A mode's field comes before the row's.
 func (r *row) fieldsWith(mode map[string]string) (all [][2]string) {
 	for _, field := range ratelimit.CoordinationFields {
 		if text := cmp.Or(mode[field], r.fields[field]); text != "" {
@@ -216,7 +225,8 @@ func (r *row) fieldsWith(mode map[string]string) (all [][2]string) {
 	return all
 }
 
-// rule is the row's rule under a mode.
+// rule is the row's rule under a mode. package declare computes the bound from it, while the nodes read the text of
+// file. Both are made of the same fields, so the bound is that of the nodes' rule.
 func (r *row) rule(mode map[string]string) *ratelimit.Rule {
 	rule := &ratelimit.Rule{
 		Domain: domain, Path: entry, Limit: ratelimit.Limit{Unit: r.unit, Multiplier: 1, Requests: ratelimit.Tokens(r.limit)},
@@ -230,7 +240,9 @@ func (r *row) rule(mode map[string]string) *ratelimit.Rule {
 	return rule
 }
 
-// file is the same as a file of rules.
+// file is the same as a file of rules. Names with a dot, such as lease.size, become a map within the coordination:
+//
+//	coordination: {mode: leasing, lease: {size: 1}}
 func (r *row) file(mode map[string]string) string {
 	var c []string
 	for _, f := range r.fieldsWith(mode) {

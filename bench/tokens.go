@@ -24,6 +24,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// The order: cases and ways as data, then the play of a case in all ways (measure), then one way's requests (player).
+
 // TokensOptions are limits in tokens whose cost is known when a request is done.
 type TokensOptions struct {
 	report.Setup `examples:"sluicelab bench tokens|sluicelab bench tokens --case five --case fifty"`
@@ -33,7 +35,8 @@ type TokensOptions struct {
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// tokenCase is a limit of a minute and the demand for it.
+// tokenCase is a limit of a minute and the demand for it. An open loop has a demand and a part of the length, and a
+// closed one has callers.
 type tokenCase struct {
 	id, name string
 	limit    int64
@@ -50,7 +53,9 @@ type tokenCase struct {
 
 const tailMost, tailMean = 20_000, 960
 
-// tail is a cost with a heavy tail: Pareto, 1.5, from 350 up to tailMost, with a mean of about tailMean.
+// tail is a cost with a heavy tail: Pareto, 1.5, from 350 up to tailMost, with a mean of about tailMean. Costs of
+// requests to language models have such a tail: few requests cost most of the tokens. It is the inverse of the
+// distribution function.
 func tail(r *rand.Rand) int64 { return min(tailMost, int64(350/math.Pow(1-r.Float64(), 1/1.5))) }
 
 var tokenCases = []tokenCase{
@@ -91,7 +96,8 @@ func (c *tokenCase) load(of time.Duration) load.Load {
 	return load.Load{Rate: max(1, rate), Keys: 1, Length: length}
 }
 
-// tokenWay is how requests are limited whose cost is not known.
+// tokenWay is how requests are limited whose cost is not known. A way without a hold asks first and charges the cost
+// afterwards, so the costs of requests in flight are in no account.
 type tokenWay struct {
 	name string
 	hold func(c *tokenCase) string // of the rule; nil: it has none, and a request peeks
@@ -166,7 +172,9 @@ type player struct {
 	excess, mostExcess int64
 }
 
-// measure plays a case in all ways.
+// measure plays a case in all ways. All ways run at once, in the same window: one after the other would take as many
+// minutes as there are ways. The machine must be fast enough for all of them. A window that turned meanwhile is a
+// problem of the result, because used would be of two windows.
 func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeasured, error) {
 	players := make([]player, len(tokenWays))
 	var starts, plays errgroup.Group
@@ -201,10 +209,11 @@ func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeas
 	return all, plays.Wait()
 }
 
-// spare is how much longer than it should a case may take.
+// spare is how much longer than it should a case may take. On a busy machine, the last responses come later.
 const spare = 2 * time.Second
 
-// untilFits is how long to wait so that no window turns within a length.
+// untilFits is how long to wait so that no window turns within a length. A tenth of a second after the turn, all nodes
+// are in the new window.
 func untilFits(now time.Time, window, length time.Duration) time.Duration {
 	left := window - time.Duration(now.UnixNano()%int64(window))
 	if left > length+spare {
@@ -214,8 +223,9 @@ func untilFits(now time.Time, window, length time.Duration) time.Duration {
 }
 
 // open starts the fleet. Domain and key are those of deploy/envoy/llm.yaml. Requests without an answer of Redis are
-// refused, so that over-admission is the way's. Each node then settles some 20 requests, of keys of their own, and learns
-// what requests cost.
+// refused, so that over-admission is the way's. Each node then settles some 20 requests, of keys of their own, and
+// learns what requests cost. Only the way with learned holds needs these requests; the others get them so that all are
+// equal.
 func (p *player) open(ctx context.Context) (err error) {
 	const warmKeys, warmRequests = 10, 2
 	hold := ""
@@ -244,10 +254,11 @@ func (p *player) open(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-// measuredTeam is the one key that is measured.
+// measuredTeam is the one key that is measured. Other teams' requests warm up a node and have their own budgets.
 const measuredTeam = "measured"
 
-// again is when a caller of a closed loop asks again that was refused.
+// again is when a caller of a closed loop asks again that was refused. Without the pause, refused callers would ask in
+// a busy loop and slow the others down.
 const again = 50 * time.Millisecond
 
 // play sends the case's requests, and waits until all are done.
@@ -262,7 +273,8 @@ func (p *player) play(ctx context.Context, start time.Time) TokensMeasured {
 }
 
 // request plays one request, and reports whether it passed. Its cost and its time are the same in each way. Those of
-// other teams take no time, and are not counted.
+// other teams take no time, and are not counted. The random numbers of a request come from the seed and its arrival, so
+// that all ways play the same costs and times in any order.
 func (p *player) request(ctx context.Context, r load.Request, team string) bool {
 	random := rand.New(rand.NewPCG(p.o.Seed, uint64(r.At)))
 	cost := p.of.cost(random)
@@ -291,7 +303,8 @@ func (p *player) request(ctx context.Context, r load.Request, team string) bool 
 	return err == nil
 }
 
-// held is how much a hold's text says: of one budget, behind 15 bytes.
+// held is how much a hold's text says: of one budget, behind 15 bytes. It reads only the amount, a varint behind 15
+// bytes of other fields; see package holds.
 func held(hold string) int64 {
 	raw, err := base64.RawURLEncoding.DecodeString(hold)
 	if err != nil || len(raw) < 16 {
@@ -301,7 +314,8 @@ func held(hold string) int64 {
 	return int64(n) //nolint:gosec // at most what the rule says
 }
 
-// begins counts a request's own call, and the cost above its hold of one that passes.
+// begins counts a request's own call, and the cost above its hold of one that passes. A refusal is an answer and not a
+// failure. fitted counts refusals that cost a user something: the request would not have gone over the limit.
 func (p *player) begins(err error, cost, excess int64, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -331,7 +345,8 @@ func (p *player) ends(began, err error, excess int64) {
 	}
 }
 
-// measured is what came of it.
+// measured is what came of it. Ways without a hold have no bound: their overshoot is the result to show, and not a
+// problem.
 func (p *player) measured(commands map[string]int64) TokensMeasured {
 	limit := p.of.limit
 	m := TokensMeasured{

@@ -21,8 +21,10 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window.
-// It sends INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections. It adds hits_addend of a descriptor, also if that is 0 or the limit is exceeded already.
+// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window. It
+// sends INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections. It adds
+// hits_addend of a descriptor, also if that is 0 or the limit is exceeded already. Its fields are flags of `sluicelab
+// bench baseline`.
 type Server struct {
 	Address string        `required:"" help:"host:port"`
 	Redis   string        `help:"host:port; without it, no work is done."`
@@ -30,7 +32,8 @@ type Server struct {
 	Window  time.Duration `default:"1s" help:"Unit of the limit."`
 }
 
-// Join runs it as a process of a fleet, by sluicelab, at an address that is free.
+// Join runs it as a process of a fleet, by sluicelab, at an address that is free. Without a Redis, its flag is empty,
+// which the command takes for none.
 func (s Server) Join(f *process.Fleet, lab string) error {
 	ports, err := freeport.Find(1)
 	if err != nil {
@@ -45,13 +48,15 @@ func (s Server) Join(f *process.Fleet, lab string) error {
 	return f.Join(p)
 }
 
+// baseline is the service of a Server. It keeps no state: every request is judged by Redis alone.
 type baseline struct {
 	rls.UnimplementedRateLimitServiceServer
 	Server
 	client *redis.Client // nil: it does no work
 }
 
-// ShouldRateLimit implements rls.RateLimitServiceServer.
+// ShouldRateLimit implements rls.RateLimitServiceServer. A key is like `bench_key_client-7_1800144000`: the domain, the
+// entries and the start of the window. Redis removes it one window after its last use.
 func (b *baseline) ShouldRateLimit(ctx context.Context, q *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	answer := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
 	if b.client == nil {
@@ -85,7 +90,7 @@ func (b *baseline) ShouldRateLimit(ctx context.Context, q *rls.RateLimitRequest)
 	return answer, nil
 }
 
-// Serve serves until ctx is done.
+// Serve serves until ctx is done. Ten connections are the default of envoyproxy/ratelimit.
 func (s Server) Serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", s.Address)
 	if err != nil {

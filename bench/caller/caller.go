@@ -20,8 +20,9 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 )
 
-// Pool is connections to nodes, which are asked in turn. Its zero value has none.
-// It is safe for concurrent use.
+// Pool is connections to nodes, which are asked in turn. Its zero value has none. It is safe for concurrent use. It
+// does what a load balancer does: round robin over the nodes that are up. Nodes do not choose their requests, so each
+// gets all keys.
 type Pool struct {
 	mu    sync.Mutex
 	nodes []*grpc.ClientConn // guarded by mu
@@ -32,7 +33,8 @@ type Pool struct {
 // service.
 const Timeout = time.Second
 
-// Add has a node asked, too, or over one connection more.
+// Add has a node asked, too, or over one connection more. passthrough hands the address over as it is: gRPC's default
+// would resolve it by DNS. The connection is made by the first call.
 func (p *Pool) Add(address string, more ...grpc.DialOption) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
@@ -44,7 +46,8 @@ func (p *Pool) Add(address string, more ...grpc.DialOption) error {
 	return nil
 }
 
-// Drop takes a node out, as a balancer does with an absent one. Calls that are under way there may end.
+// Drop takes a node out, as a balancer does with an absent one. Calls that are under way there may end. The connection
+// stays open for the longest time of a call.
 func (p *Pool) Drop(address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,7 +98,8 @@ func Encoded(m proto.Message) []byte {
 	return b
 }
 
-// inFlight bounds the calls of an open loop.
+// inFlight bounds the calls of an open loop. With more, a hung server would take all memory of the caller. Calls beyond
+// it are late, and their latencies count from their intended times.
 const inFlight = 4096
 
 // Open makes the calls of a load at their times, whatever became of earlier ones, each in a goroutine of its
@@ -117,8 +121,9 @@ func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call f
 	_ = calls.Wait() // none fails
 }
 
-// Closed has so many callers make calls one after the other for the length of the
-// load, each its own sequence of keys.
+// Closed has so many callers make calls one after the other for the length of the load, each its own sequence of keys.
+// The instants of the load are ignored. Its length is set to an hour, so that a caller faster than the rate does not
+// reach its end. Each caller has a seed of its own, or all would ask for the same keys in step.
 func Closed(ctx context.Context, callers int, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
 	end := start.Add(l.Length)
 	l.Length = time.Hour
@@ -145,7 +150,8 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Bytes is a codec of messages that are encoded already: []byte, and *[]byte for answers.
+// Bytes is a codec of messages that are encoded already: []byte, and *[]byte for answers. It takes the name of the
+// standard codec, so that the content-type is the one that servers expect.
 type Bytes struct{}
 
 // Raw has a connection send encoded messages: a caller's cost is the same for every server.

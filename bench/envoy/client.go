@@ -54,6 +54,7 @@ type Client struct {
 	report  ratelimit.Instant // when the next reports are due; 0: nothing is reported yet
 }
 
+// bucket is one that the client has subscribed to. The counts are those since the last report, which started at since.
 type bucket struct {
 	id              *rlqs.BucketId
 	allowed, denied uint64
@@ -73,7 +74,8 @@ func New(domain string, q Quirks, w Wire) *Client {
 	return &Client{domain: domain, quirks: q, wire: w, buckets: map[string]*bucket{}}
 }
 
-// Request decides on a request. The first of a bucket subscribes to it, at once.
+// Request decides on a request. The first of a bucket subscribes to it, at once. The first request is refused and
+// reported as denied: a bucket without an assignment allows none.
 func (c *Client) Request(now ratelimit.Instant, id map[string]string) (allowed bool) {
 	name := nameOf(id)
 	b := c.buckets[name]
@@ -114,7 +116,8 @@ func (c *Client) send(usages []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage
 	}
 }
 
-// usages reads the counts, and starts them anew.
+// usages reads the counts, and starts them anew. With LosesReports, counts start anew although there is no stream to
+// send them on.
 func (c *Client) usages(now ratelimit.Instant, of []*bucket) (all []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) {
 	if !c.stream && !c.quirks.LosesReports {
 		return nil
@@ -143,7 +146,8 @@ func (c *Client) Next() ratelimit.Instant {
 	return next
 }
 
-// Tick does the due work: expired assignments end, and buckets are reported.
+// Tick does the due work: expired assignments end, and buckets are reported. Stock Envoy reads the counts before it
+// opens a new stream, so those of the time without one are lost. A mended one opens the stream first.
 func (c *Client) Tick(now ratelimit.Instant) {
 	for _, name := range c.order {
 		if b := c.buckets[name]; b.active != nil && now >= b.active.expires {

@@ -10,8 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Judge watches one key. It gets each request once, in the order of the ledger's clock. It is not safe for
-// concurrent use.
+// Judge watches one key. It gets each request once, in the order of the ledger's clock. It is not safe for concurrent
+// use. It has the same usage twice: as the nodes admitted, and as an exact limiter would have. Their difference is
+// under-admission, and the excess of the first over the limit is over-admission.
 type Judge struct {
 	// Of its verdicts, and only read. Allow changes the limit.
 	Limit ratelimit.Limit
@@ -26,7 +27,8 @@ type Judge struct {
 	doubt    ratelimit.Tokens // of a bucket: see Retract
 }
 
-// usage is the usage of a limit at an instant, by its definition.
+// usage is the usage of a limit at an instant, by its definition. Windows use spent and before, and a bucket its level.
+// Each operation keeps both up to date, so that it need not ask for the algorithm.
 type usage struct {
 	window ratelimit.LedgerTime // when it began; 0: none has
 	end    ratelimit.LedgerTime
@@ -83,8 +85,8 @@ func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	}
 }
 
-// Admit records that n tokens were admitted at an instant of the ledger's
-// clock, which must not go back. It returns how far beyond the limit that was.
+// Admit records that n tokens were admitted at an instant of the ledger's clock, which must not go back. It returns how
+// far beyond the limit that was. The excess includes earlier ones of the window: room is below 0 then.
 func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tokens {
 	j.offer(at, n)
 	j.advance(at)
@@ -151,6 +153,8 @@ func (j *Judge) windowAt(at ratelimit.LedgerTime) (begins, ends ratelimit.Ledger
 	return j.Limit.WindowEnd(w - 1), j.Limit.WindowEnd(w)
 }
 
+// roll begins another window. The previous window counts only if it was the one just before: after a gap, it is over
+// for a sliding window, too. Value 0 of window means "none", so a window that begins at 0 is noted as 1.
 func (u *usage) roll(begins, ends ratelimit.LedgerTime) {
 	u.before = 0
 	if u.end == begins {
@@ -159,7 +163,8 @@ func (u *usage) roll(begins, ends ratelimit.LedgerTime) {
 	u.window, u.end, u.spent = max(begins, 1), ends, 0
 }
 
-// room is what could be spent now; below 0 when too much was.
+// room is what could be spent now; below 0 when too much was. A level is a sum of fractions, so a thousandth of a token
+// is allowed for rounding.
 func (u *usage) room(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Tokens {
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:

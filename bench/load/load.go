@@ -56,7 +56,8 @@ type Request struct {
 	Node int // which node is asked, if the source says; -1: any
 }
 
-// Stream is the requests of a Load. It is not safe for concurrent use.
+// Stream is the requests of a Load. It is not safe for concurrent use. Between two changes of the rate (a phase),
+// arrivals are a Poisson process of that rate. at is the last arrival, or the beginning of the phase.
 type Stream struct {
 	load  Load
 	rnd   *rand.Rand
@@ -76,7 +77,9 @@ func (l Load) Stream(seed uint64) *Stream {
 	return s
 }
 
-// Next is the next request, in the order of their arrival, until ok is false.
+// Next is the next request, in the order of their arrival, until ok is false. If the next arrival would come after the
+// phase, the phase ends without one and another distance is drawn, at the new rate. That is exact, because exponential
+// distances have no memory.
 func (s *Stream) Next() (r Request, ok bool) {
 	for {
 		if s.at >= s.until {
@@ -102,6 +105,8 @@ func (s *Stream) Next() (r Request, ok bool) {
 	return r, true
 }
 
+// key draws the key of a request. The last key is the coldest of a Zipf law, so a flash hits a key that few nodes have
+// seen. Hot requests are for the first.
 func (s *Stream) key() int {
 	l := &s.load
 	switch {
@@ -117,7 +122,10 @@ func (s *Stream) key() int {
 	return s.rnd.IntN(l.Keys)
 }
 
-// phase sets the rate from at until it changes.
+// phase sets the rate from at until it changes. A small number is added before rounding down: sums of fractions may be
+// just below a whole second, and the phase would then have no length.
+//
+// The factors keep the mean: a burst is 0.1 x 5.5 + 0.9 x 0.5 = 1, and a flash is 0.9 x 2/3 + 0.1 x 4 = 1.
 func (s *Stream) phase() {
 	l := &s.load
 	end := l.Length.Seconds()
@@ -149,15 +157,16 @@ func (s *Stream) phase() {
 	s.until = min(s.until, end)
 }
 
-// alias draws from a discrete distribution in constant time: the alias method
-// (Walker 1977, in the form of Vose 1991).
+// alias draws from a discrete distribution in constant time: the alias method (Walker 1977, in the form of Vose 1991).
+// A draw chooses a place uniformly, and stays there or takes the place's other one.
 type alias struct {
 	own   []float64 // the probability of staying at a place
 	other []int32
 }
 
-// newZipf makes the distribution in which the k-th of n keys has a weight of
-// k to the power of -s.
+// newZipf makes the distribution in which the k-th of n keys has a weight of k to the power of -s. Weights are scaled
+// to a mean of 1. Each place with less is filled up from one with more, which then has less itself. Rounding may leave
+// some over at the end: these count as full.
 func newZipf(n int, s float64) *alias {
 	a := &alias{own: make([]float64, n), other: make([]int32, n)}
 	sum := 0.0

@@ -21,7 +21,11 @@ type Recorded struct {
 const mostRecorded = 20_000_000
 
 // ReadRecorded reads demand that was recorded: CSV with the columns time, key and if there are more hits and node. A
-// time is in seconds, or in RFC 3339. Requests need not be in order. Errors name the line.
+// time is in seconds, or in RFC 3339. Requests need not be in order. Errors name the line. An example:
+//
+//	time,key,hits,node
+//	12.345,customer-7,1,0
+//	12.350,customer-9,3,2
 func ReadRecorded(in io.Reader) (*Recorded, error) {
 	r := recorder{seen: map[string]int{}}
 	if err := r.read(in); err != nil {
@@ -68,6 +72,7 @@ func (r *recorder) read(in io.Reader) error {
 	}
 }
 
+// add adds the request of one line. Keys become numbers in the order of their first lines, so that a request is small.
 func (r *recorder) add(when, key string, hits, node int64) error {
 	at, err := parseWhen(when)
 	if err != nil {
@@ -96,6 +101,7 @@ func (r *recorder) add(when, key string, hits, node int64) error {
 	return nil
 }
 
+// parseWhen returns a time since the epoch. Seconds below 9e9 fit into a Duration, which ends after 292 years.
 func parseWhen(when string) (time.Duration, error) {
 	if seconds, err := strconv.ParseFloat(when, 64); err == nil && seconds >= 0 && seconds < 9e9 {
 		return time.Duration(seconds * 1e9), nil
@@ -107,7 +113,8 @@ func parseWhen(when string) (time.Duration, error) {
 	return time.Duration(t.UnixNano()), nil
 }
 
-// finish puts the requests in order, the first at 0.
+// finish puts the requests in order, the first at 0. The sort is stable: requests of one instant keep the order of
+// their lines.
 func (r *recorder) finish() (*Recorded, error) {
 	if len(r.at) == 0 {
 		return nil, errors.New("the trace has no requests")
@@ -120,7 +127,7 @@ func (r *recorder) finish() (*Recorded, error) {
 	return &r.Recorded, nil
 }
 
-// Load describes the demand as far as its player needs it.
+// Load describes the demand as far as its player needs it. The length ends just after the last request.
 func (r *Recorded) Load() Load {
 	length := r.Requests[len(r.Requests)-1].At + 1
 	return Load{Rate: float64(len(r.Requests)) / max(length.Seconds(), 0.001), Keys: len(r.Keys), Length: length}

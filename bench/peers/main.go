@@ -12,6 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
+// main runs one node of gubernator until it is interrupted. gubernator's own program finds peers by DNS, etcd or
+// memberlist, which a comparison need not start. Here the list is set once.
 func main() {
 	conf, err := gubernator.SetupDaemonConfig(logrus.StandardLogger(), nil)
 	if err != nil {

@@ -45,9 +45,10 @@ type Binary struct {
 	bugs      []Bug
 }
 
-// Tests builds the tests of a package with bugs, named from the root as "bench/sim". All output, including
-// the binary, is in the folder into, an absolute path. It blocks for a build of all packages with bugs and of
-// all that import them.
+// Tests builds the tests of a package with bugs, named from the root as "bench/sim". All output, including the binary,
+// is in the folder into, an absolute path. It blocks for a build of all packages with bugs and of all that import them.
+// It writes the texts with all bugs and a list of replacements into the folder. Then go test -c reads them in place of
+// the product's files. Vet is off, because it would find some bugs at once.
 func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -94,7 +95,8 @@ func (b *Binary) Command(ctx context.Context, bug string, args ...string) *exec.
 	return cmd
 }
 
-// Texts are the files with bugs, by their names from the root, and a file more of each of their packages.
+// Texts are the files with bugs, by their names from the root, and a file more of each of their packages. The further
+// file is zz_planted.go, which reads the number of the run's bug once.
 func Texts(root string, bugs []Bug) (map[string]string, error) {
 	texts := map[string]string{}
 	files := map[string]*file{}
@@ -151,7 +153,12 @@ func parse(name string) (*file, error) {
 	return &file{name, string(text), tree, set.File(tree.Pos()), map[*ast.FuncDecl]string{}}, nil
 }
 
-// plant adds a copy of the body of a bug's function with the bug, which returns in any case.
+// plant adds a copy of the body of a bug's function with the bug, which returns in any case. The copy begins like
+//
+//	if planted__ == 3 { /*line bug-3:1:1*/ BODY WITH THE BUG; return };
+//
+// A function with results needs no such return after its last statement, but the compiler must see that the copy ends:
+// hence the panic.
 func (f *file) plant(number int, b Bug) error {
 	if n := strings.Count(f.text, b.Right); n != 1 || b.Right == "" {
 		return fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", b.Right, n, b.File)
@@ -178,8 +185,8 @@ func (f *file) plant(number int, b Bug) error {
 	return fmt.Errorf("%q in %s is in no function: plant it where it is used", b.Right, b.File)
 }
 
-// planted is the file with the copies at the beginnings of functions. All else stays in its line, as the compiler counts
-// them.
+// planted is the file with the copies at the beginnings of functions. All else stays in its line, as the compiler
+// counts them. Line directives keep the positions of the original text in panics and stack traces.
 func (f *file) planted() string {
 	var b strings.Builder
 	done := 0

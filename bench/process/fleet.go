@@ -14,7 +14,9 @@ import (
 )
 
 // Fleet is nodes of Sluice as processes, which are peers of each other, and what they need. The zero Fleet has no
-// places; other servers may join it. It is not safe for concurrent use, except its Pool.
+// places; other servers may join it. It is not safe for concurrent use, except its Pool. It starts in steps: NewFleet
+// finds ports and writes the rules, OpenRedis adds a store, and StartFirst starts nodes and waits until they see each
+// other. Stop removes all of it, at any time.
 type Fleet struct {
 	Nodes []*Process // nil: it has ended, or has not joined yet
 	// Peers are the names of the nodes among each other, PEER_ADDR.
@@ -29,7 +31,8 @@ type Fleet struct {
 }
 
 // NewFleet has places for so many nodes with these rules, and starts none of them, only a Redis that they share, if
-// shared. more is added to each command line; without rules, it says where they come from.
+// shared. more is added to each command line; without rules, it says where they come from. The ports of all places are
+// found now, because each node's command line lists all peers.
 func NewFleet(binary, rules string, nodes int, shared bool, more ...string) (*Fleet, error) {
 	f := &Fleet{binary: binary, Nodes: make([]*Process, nodes), args: slices.Clone(more)}
 	for range nodes {
@@ -57,7 +60,8 @@ func NewFleet(binary, rules string, nodes int, shared bool, more ...string) (*Fl
 	return f, f.OpenRedis()
 }
 
-// OpenRedis starts a Redis, which nodes that start from now on share. If that fails, nothing is left of the fleet.
+// OpenRedis starts a Redis, which nodes that start from now on share. If that fails, nothing is left of the fleet. It
+// must come before the nodes start: they read the address from their command lines.
 func (f *Fleet) OpenRedis() (err error) {
 	f.Redis, err = OpenRedis()
 	if err != nil {
@@ -91,7 +95,8 @@ func (f *Fleet) StartFirst(nodes int) (err error) {
 	return err
 }
 
-// Start starts a node, or one that has ended again at its addresses.
+// Start starts a node, or one that has ended again at its addresses. A fleet with one place has no peers, and starts
+// without a ring. The debug port is on for its metrics.
 func (f *Fleet) Start(i int) error {
 	ports := f.ports[i]
 	args := append([]string{
@@ -116,7 +121,8 @@ func (f *Fleet) Join(p *Process) error {
 	return f.Pool.Add(p.Address)
 }
 
-// UntilWhole waits until each node that runs sees all others.
+// UntilWhole waits until each node that runs sees all others. A node that leaves is in the others' lists for a moment,
+// and a request in that time would measure the change.
 func (f *Fleet) UntilWhole() error {
 	running := f.Running()
 	return Until("the nodes see each other", func() bool {
@@ -151,7 +157,8 @@ func (f *Fleet) Addresses() (all []string) {
 	return all
 }
 
-// CPU is the processor time of all nodes so far.
+// CPU is the processor time of all nodes so far. It includes nodes that have ended, so that a difference of two
+// readings is never negative.
 func (f *Fleet) CPU() (time.Duration, error) {
 	sum := f.gone
 	for _, n := range f.Running() {
@@ -164,7 +171,9 @@ func (f *Fleet) CPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// End ends a node by a signal: SIGTERM, as a rolling update does, or SIGKILL. It is asked no longer.
+// End ends a node by a signal: SIGTERM, as a rolling update does, or SIGKILL. It is asked no longer. The pool drops it
+// first: a balancer does so when health checks fail, before the node ends. Its processor time is read while the process
+// still exists, so its last moments are missing.
 func (f *Fleet) End(i int, s os.Signal) error {
 	n := f.Nodes[i]
 	f.Pool.Drop(n.Address)
@@ -189,7 +198,8 @@ func (f *Fleet) Restart(i int) error {
 	return f.UntilWhole()
 }
 
-// Stop ends all nodes, also those that are paused, and removes what they needed.
+// Stop ends all nodes, also those that are paused, and removes what they needed. A paused process would not receive
+// SIGINT, so each is continued first.
 func (f *Fleet) Stop() {
 	f.Pool.Close()
 	for _, n := range f.Running() {

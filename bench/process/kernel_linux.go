@@ -12,7 +12,8 @@ import (
 )
 
 // CPUOf is the processor time that a process of this user has used since it started, by the kernel's clock of that
-// process (clock_getcpuclockid).
+// process (clock_getcpuclockid). The clock has nanoseconds, where /proc/PID/stat counts in hundredths of a second. Its
+// number is the inverted process id, shifted by three bits for the kind of clock (CPUCLOCK_SCHED).
 func CPUOf(pid int) (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec
@@ -32,7 +33,9 @@ func (p *Process) Pause(on bool) error {
 }
 
 // Divide starts a server with half of the processors that this process may use, and has this process use the others
-// until rejoin is called. A single processor is shared.
+// until rejoin is called. A single processor is shared. A child inherits the set of its parent: this process binds
+// itself to the server's half, starts it, and then binds itself to the other half. GOMAXPROCS follows, or the Go
+// scheduler would run more threads than it has processors.
 func Divide(start func() error) (s Share, rejoin func(), err error) {
 	var all, server, own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
@@ -64,7 +67,8 @@ func Divide(start func() error) (s Share, rejoin func(), err error) {
 	return s, func() { runtime.GOMAXPROCS(procs); _ = bind(&all) }, err
 }
 
-// bind has all threads of this process run on these processors, and what they start.
+// bind has all threads of this process run on these processors, and what they start. The call sets one thread only, so
+// it is made for each that /proc lists. A thread that has ended meanwhile (ESRCH) is no error.
 func bind(set *unix.CPUSet) error {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Process is a server in a process of its own. It is not safe for concurrent use.
+// Process is a server in a process of its own. It is not safe for concurrent use. A goroutine waits for the process
+// (Launch) and closes ended, so that any number of readers can see its end.
 type Process struct {
 	cmd     *exec.Cmd
 	Address string // of gRPC
@@ -49,7 +50,8 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 }
 
 // Start runs a server and waits for its port to open. A program of others has more variables in its environment
-// (NAME=VALUE), and its log is not shown.
+// (NAME=VALUE), and its log is not shown. An open port shows that a server is there, and says nothing of its readiness:
+// UntilWhole waits for that.
 func Start(environment []string, binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
 	if environment == nil {
@@ -75,7 +77,8 @@ func Start(environment []string, binary, address string, args ...string) (*Proce
 	return p, nil
 }
 
-// UntilReady waits until it is ready, for half a minute at most. Of one that is not, nothing is left.
+// UntilReady waits until it is ready, for half a minute at most. Of one that is not, nothing is left. A process that
+// has ended, such as by a wrong flag, ends the wait at once instead of after half a minute.
 func (p *Process) UntilReady(ready func() bool) error {
 	hasEnded := false
 	err := Until("it is ready", func() bool {
@@ -141,7 +144,8 @@ func (p *Process) Ask(path string) (string, error) {
 	return string(text), err
 }
 
-// Metric is the number of the first of a node's metrics that begins so.
+// Metric is the number of the first of a node's metrics that begins so. A line is `NAME{LABELS} VALUE`, so a name
+// without labels must end with a space, or a longer name may match.
 func (p *Process) Metric(begins string) (float64, error) {
 	text, err := p.Ask("/metrics")
 	if err != nil {
@@ -159,7 +163,8 @@ func (p *Process) Metric(begins string) (float64, error) {
 // CPU is the processor time that it has used since it started.
 func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
 
-// Spent is the processor time that processes use while do runs.
+// Spent is the processor time that processes use while do runs. Processes that end meanwhile must still count in of:
+// see Fleet.CPU.
 func Spent(of interface{ CPU() (time.Duration, error) }, do func() error) (time.Duration, error) {
 	before, err := of.CPU()
 	if err != nil {
@@ -172,7 +177,8 @@ func Spent(of interface{ CPU() (time.Duration, error) }, do func() error) (time.
 	return after - before, err
 }
 
-// PeakMemory is the most resident memory that the process has had, in bytes.
+// PeakMemory is the most resident memory that the process has had, in bytes. The kernel keeps the peak (VmHWM), so that
+// no reading between two requests can miss it.
 func (p *Process) PeakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	_, most, _ := strings.Cut(string(text), "VmHWM:")
@@ -183,7 +189,8 @@ func (p *Process) PeakMemory() (int64, error) {
 	return kib << 10, nil
 }
 
-// Redis is the store of a run, in a process of its own.
+// Redis is the store of a run, in a process of its own. The client reads its statistics and empties it. Nodes have
+// connections of their own.
 type Redis struct {
 	*Process        // Kill ends it without a word, Pause stops it
 	Addr     string // HOST:PORT
@@ -208,7 +215,8 @@ func OpenRedis() (*Redis, error) {
 	return s, nil
 }
 
-// Start starts it at its address: again, and empty, after Kill.
+// Start starts it at its address: again, and empty, after Kill. The new process replaces the old one in s, and the
+// client connects again by itself.
 func (s *Redis) Start() error {
 	binary, err := exec.LookPath("redis-server")
 	if err != nil {
@@ -241,9 +249,14 @@ type RedisUse struct {
 	Commands map[string]int64 // how often it has run each
 }
 
+// uses finds figures of a Redis. It matches lines of INFO such as
+//
+//	cmdstat_hincrby:calls=1204,usec=3120,usec_per_call=2.59
+//	total_net_input_bytes:81234
 var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+)|total_net_(?:in|out)put_bytes:(\d+)`)
 
-// Used reads its work. Without an answer within a second, only the processor time is set.
+// Used reads its work. Without an answer within a second, only the processor time is set. A hung Redis must not hold up
+// the measurement of its outage: hence the second.
 func (s *Redis) Used() RedisUse {
 	u := RedisUse{Commands: map[string]int64{}}
 	u.CPU, _ = s.CPU()
@@ -261,7 +274,8 @@ func (s *Redis) Used() RedisUse {
 	return u
 }
 
-// Since is its work since an earlier reading.
+// Since is its work since an earlier reading. A Redis that was started again counts from 0: counters that fell are left
+// out.
 func (u RedisUse) Since(before RedisUse) RedisUse {
 	d := RedisUse{CPU: u.CPU - before.CPU, Bytes: max(0, u.Bytes-before.Bytes), Commands: map[string]int64{}}
 	for name, n := range u.Commands {

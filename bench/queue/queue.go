@@ -3,8 +3,9 @@ package queue
 
 import "container/heap"
 
-// Queue has the future events, in the order of their time, then of their insertion. The zero Queue is empty.
-// It is not safe for concurrent use.
+// Queue has the future events, in the order of their time, then of their insertion. The zero Queue is empty. It is not
+// safe for concurrent use. The order of insertion decides between events of one time: a heap alone would choose by its
+// shape, and a run would not repeat.
 type Queue struct {
 	events events
 	count  uint64

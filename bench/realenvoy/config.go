@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Config is a configuration of Envoy, and where its clusters are here.
+// Config is a configuration of Envoy, and where its clusters are here. place reads the YAML as a tree, changes
+// addresses in it and nothing else, and writes JSON, which Envoy takes for YAML.
 type Config struct {
 	Text string // YAML, as it is shipped
 	// Clusters are addresses, HOST:PORT, by a cluster's name. They stand in for its endpoints.
@@ -24,7 +25,8 @@ type Config struct {
 
 type object = map[string]any
 
-// at is the value below an object by names of fields and numbers of elements; nil if there is none.
+// at is the value below an object by names of fields and numbers of elements; nil if there is none. A value of another
+// type counts as missing.
 func at[T any](tree any, path ...any) (found T) {
 	for _, step := range path {
 		switch s := step.(type) {
@@ -50,7 +52,8 @@ type placed struct {
 	admin  string
 }
 
-// place puts a configuration's addresses where they are free.
+// place puts a configuration's addresses where they are free. Listeners come first: clusters that point at one of them
+// need its new port (moved).
 func (c *Config) place() (*placed, error) {
 	var tree object
 	if err := yaml.Unmarshal([]byte(c.Text), &tree); err != nil {
@@ -84,7 +87,8 @@ func (c *Config) place() (*placed, error) {
 	return p, nil
 }
 
-// move gives a cluster its endpoints.
+// move gives a cluster its endpoints. Endpoints of a ring hash have a hash_key, by which Envoy must place them as the
+// nodes place themselves. A missing key would send requests to other nodes than the owners, without an error.
 func (c *Config) move(cluster any, moved map[string]string) error {
 	name := at[string](cluster, "name")
 	group := at[object](cluster, "load_assignment", "endpoints", 0)
@@ -123,7 +127,8 @@ func setAddress(a object, address string) object {
 	return a
 }
 
-// WithoutFilter is a configuration without its first filter, and without the cluster that this asks.
+// WithoutFilter is a configuration without its first filter, and without the cluster that this asks. It relies on the
+// shape of the configurations in deploy: the rate limit filter is the first one, and the backend the first cluster.
 func WithoutFilter(text string) (string, error) {
 	var tree object
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {

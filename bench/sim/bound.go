@@ -10,8 +10,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// bound is the declared over-admission of a key: that of the rule, and that of each fault, for as long as the
-// fault matters.
+// bound is the declared over-admission of a key: that of the rule, and that of each fault, for as long as the fault
+// matters. The declared number of package declare is for one fault. A history has many, so the bound adds one term for
+// each of them (of), for as long as it matters (lasts). Events note themselves here when they happen, such as by
+// outage, miss, starts and closed, and apart in ring.go. check compares at each admission beyond a limit.
+//
+// A term that is too large hides bugs, and one that is too small reports bugs that are none. Each term therefore says
+// which admission needs it.
 type bound struct {
 	*world
 	forgets []loss  // losses of data
@@ -47,20 +52,24 @@ type spending struct {
 	n  ratelimit.Tokens
 }
 
-// extra is the additional bound of one key, after an event of that key.
+// extra is the additional bound of one key, after an event of that key. An extra without an end lasts like a fault.
+// Those of Envoys have an end, and may begin in the future.
 type extra struct {
 	at int64
 	n  ratelimit.Tokens
 	to int64 // 0: for as long as a fault matters to the rule
 }
 
-// patience is the minimum wait of a request for the store: half of the deadline after a wait for a key's owner.
+// patience is the minimum wait of a request for the store: half of the deadline after a wait for a key's owner. A
+// message that takes less time always arrives before its request gives up.
 func (b *bound) patience() time.Duration { return b.Rule.Coordination.Deadline() / 2 }
 
 // learns is the time after a loss in which a node need not have stated its totals: the ledger grants a
 // twentieth until then.
 const learns = int64(2_000_000_000)
 
+// open decides whether answers may be late at any time. With losses, a tail of delays or long trips, any request may
+// run out of its deadline. Then on_store_failure counts as possible all the time, and outages need not be noted.
 func (b *bound) open(w *world) {
 	b.world = w
 	trips := time.Duration(2)
@@ -70,7 +79,8 @@ func (b *bound) open(w *world) {
 	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= b.patience()/trips
 }
 
-// lasts is the time in nanoseconds for which a fault matters to a rule.
+// lasts is the time in nanoseconds for which a fault matters to a rule. Usage counts for at most two periods, in a
+// sliding window. A third covers leases of the next window, which nodes claim before it begins.
 func (b *bound) lasts(r *ratelimit.Rule) int64 {
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		return 1 << 62 // debt stays
@@ -88,6 +98,7 @@ func (b *bound) closed(k *key, closes []account.Claim) {
 		each = max(each, declare.Of(&own, b.fewest, declare.SharedStore).Over.EachSilent)
 	}
 	for i := range closes {
+		// A registered node may still spend its tokens: closing it early would grant them twice.
 		n := b.nodeOf(closes[i].Holder)
 		if n != nil && n.alive && n.stepped.Registered(n.clock()) && !b.lossy() {
 			b.violate(n.slot, k.index, "what it has in hand is taken back, and it is registered")
@@ -96,7 +107,8 @@ func (b *bound) closed(k *key, closes []account.Claim) {
 	}
 }
 
-// miss notes that a node may be unable to state its totals.
+// miss notes that a node may be unable to state its totals. The node's usage counts as lost for each young epoch in
+// which it was away for a moment: it may have missed the one message with its total.
 func (b *bound) miss(n *node) {
 	for i := range b.forgets {
 		if f := &b.forgets[i]; b.now-f.at <= learns {
@@ -112,7 +124,8 @@ func (b *bound) late(took time.Duration) {
 	}
 }
 
-// outage notes that on_store_failure may decide until then, and until the breaker's next probe.
+// outage notes that on_store_failure may decide until then, and until the breaker's next probe. The three seconds more
+// cover messages in flight, which end within lane.TimeLimit, and the pauses of the breaker.
 func (b *bound) outage(d time.Duration) {
 	b.outages = append(b.outages, span{b.now, b.now + int64(d) + 3*learns/2})
 	if b.envoys != nil {
@@ -128,7 +141,8 @@ func (b *bound) starts() {
 	}
 }
 
-// forgot notes that a part of the ledger loses its data.
+// forgot notes that a part of the ledger loses its data. All nodes that cannot write their totals now are noted as
+// absent, also those that have ended: names are numbers from 1 on.
 func (b *bound) forgot(p *part) {
 	if slices.ContainsFunc(b.nodes, func(n *node) bool { return n.born >= b.now-int64(ratelimit.YoungFor) }) {
 		b.outage(ratelimit.YoungFor)
@@ -138,6 +152,7 @@ func (b *bound) forgot(p *part) {
 	}
 	f := loss{at: b.now, part: p, absent: map[ratelimit.Holder]bool{}}
 	b.forgets = append(b.forgets, f)
+	// A node that is away only later in the young epoch is added by miss.
 	alive := map[ratelimit.Holder]bool{}
 	for _, n := range b.nodes {
 		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {
@@ -156,7 +171,8 @@ func (b *bound) lossy() bool {
 	return len(b.forgets) > 0 || len(b.steps) > 0 || len(b.Changes) > 0 || b.evicts
 }
 
-// admitted keeps the usage of nodes, if the ledger may lose it.
+// admitted keeps the usage of nodes, if the ledger may lose it. Usage that is too old to count is dropped. Without
+// planned losses it does nothing, to save memory and time.
 func (b *bound) admitted(n *node, k *key, cost ratelimit.Tokens) {
 	if !b.losable {
 		return
@@ -182,8 +198,8 @@ func (b *bound) stepped(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	return n
 }
 
-// tokens is the current bound of a key; -1: there is none. It is the largest of the rule's versions, because
-// nodes have different versions for a while.
+// tokens is the current bound of a key; -1: there is none. It is the largest of the rule's versions, because nodes have
+// different versions for a while. Extras of the key come on top of any version's bound.
 func (b *bound) tokens(k *key) ratelimit.Tokens {
 	most := ratelimit.Tokens(0)
 	of := b.versions(k)
@@ -213,11 +229,17 @@ func (b *bound) versions(k *key) []*ratelimit.Rule {
 	return b.rules
 }
 
-// of is the bound of one version of the rule.
+// of is the bound of one version of the rule. It adds the drift of the rule and a bucket's refill while an answer
+// travels. Losses of data, steps of a clock and splits of a ring follow. Only if on_store_failure may have decided, the
+// budgets of all nodes' outages follow.
+//
+// own is the version's coordination with the largest limit of any version: nodes with the older coordination may still
+// spend tokens of the larger limit.
 func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
+	// The fewest nodes that any node has seen give the largest parts of a limit in an outage.
 	declared := declare.Of(&own, b.fewest, declare.SharedStore)
 	most := declared.Over.Drift + b.travels(&own)
 	for i := range b.forgets {
@@ -262,6 +284,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	if b.Net.Skew > 0 {
 		most += outage.Node.At(0)
 	}
+	// A restarted node has a new budget, so every incarnation counts, and not only every node.
 	return most + ratelimit.Tokens(b.names)*share
 }
 
@@ -275,8 +298,8 @@ func (b *bound) travels(r *ratelimit.Rule) ratelimit.Tokens {
 	return ratelimit.Tokens(math.Ceil(refilled))
 }
 
-// untold is the usage of a key by nodes that could not restate it after a loss. A node with a full table has
-// dropped keys that the ledger had completely.
+// untold is the usage of a key by nodes that could not restate it after a loss. A node with a full table has dropped
+// keys that the ledger had completely. The lost usage can be granted once more, and at most the limit is granted.
 func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	n := ratelimit.Tokens(0)
 	for name, s := range k.spent {
@@ -287,7 +310,8 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	return min(n, k.rule.Limit.Capacity())
 }
 
-// out reports whether on_store_failure may have decided in a window that matters.
+// out reports whether on_store_failure may have decided in a window that matters. Nodes of a ring without a store have
+// only their own memory. Keys without a place in a full table are decided by on_store_failure, too (FallbackTableFull).
 func (b *bound) out(r *ratelimit.Rule) bool {
 	if r.Coordination.Mode.Spec().Owned && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true
@@ -295,7 +319,8 @@ func (b *bound) out(r *ratelimit.Rule) bool {
 	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })
 }
 
-// check ends the run if a key exceeded its bound.
+// check ends the run if a key exceeded its bound. used shows how near histories come to the bound: a bound that no
+// history approaches is too large.
 func (b *bound) check(k *key, over ratelimit.Tokens) {
 	most := b.tokens(k)
 	if most > 0 {

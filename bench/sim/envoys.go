@@ -22,7 +22,8 @@ import (
 
 // Envoys lease parts of a limit from nodes, and enforce them themselves. Requests come to Envoys. The way between an
 // Envoy and its node is that of Net.Hop. A node asks the ledger in no time, or gets no answer. Storeless, the one
-// node's ledger is its own memory.
+// node's ledger is its own memory. The file has four parts: the fleet of Envoys with its judge (envoys), the declared
+// bounds of faults (mayPass and its callers), one Envoy (player), and its stream (call).
 type Envoys struct {
 	Count  int     `in:"1..10000"`
 	Direct float64 `in:"0..1"` // share of the requests that come to nodes instead, over RLS
@@ -34,13 +35,17 @@ type Envoys struct {
 }
 
 // envoys are the Envoys of a run, and their judge: the tokens that they may still spend are checked after every event.
+// For a grant that is never spent, no admission would show that it was too large. So the check counts unspent leases as
+// admissions.
 type envoys struct {
 	*world
 	rules *config.Rules
 	all   []*player
 }
 
-// newEnvoys makes rules of a run's rule, for the descriptor entry "k". Without Envoys, it is nil.
+// newEnvoys makes rules of a run's rule, for the descriptor entry "k". Without Envoys, it is nil. RLQS needs rules of a
+// file, because a node finds a bucket's rule by its descriptor. o.Rule becomes the parsed rule, so that both sides
+// share one.
 func newEnvoys(o *Options) (*envoys, error) {
 	if o.Envoys == nil {
 		return nil, nil
@@ -76,7 +81,8 @@ func (e *envoys) open(w *world) {
 	}
 }
 
-// serve has a node divide budgets among Envoys.
+// serve has a node divide budgets among Envoys. Storeless, the wall clock is the ledger's: there is no other one to
+// agree with.
 func (e *envoys) serve(n *node) {
 	n.limiter = prompt{n}
 	wall := func() time.Time { return time.UnixMicro(int64(e.ledgerTime())) }
@@ -87,10 +93,12 @@ func (e *envoys) serve(n *node) {
 	n.core = rlqs.NewNode(rlqs.Source{Rules: rules, Limiter: n.limiter, Wall: wall}, rlqs.DefaultOptions())
 }
 
-// prompt is a limiter whose ledger answers in no time, or never.
+// prompt is a limiter whose ledger answers in no time, or never. A session of RLQS calls its limiter and needs the
+// verdict on return. It cannot come back to it later, as requests do.
 type prompt struct{ *node }
 
-// Decide implements [ratelimit.Limiter].
+// Decide implements [ratelimit.Limiter]. Each turn of the loop sends the due batch, whose answer is applied within
+// send. If there is nothing to send, only the deadline can end the wait.
 func (p prompt) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	wait := p.stepped.Ask(now, asks, verdicts)
 	p.send()
@@ -130,7 +138,8 @@ func (e *envoys) arrive(k *key) {
 	}
 }
 
-// chosen is the Envoy of a request.
+// chosen is the Envoy of a request. The power of a uniform number is a log-uniform one from 1 to the number of Envoys
+// and 1.
 func (e *envoys) chosen() *player {
 	if !e.Envoys.Skewed {
 		return e.all[e.rnd.IntN(len(e.all))]
@@ -156,7 +165,9 @@ func (e *envoys) judge(k *key, allowed bool, by string) {
 	}
 }
 
-// check ends the run if Envoys may pass more than there is: the usage, and the rest of their leases.
+// check ends the run if Envoys may pass more than there is: the usage, and the rest of their leases. Room is below 0
+// where more has been admitted than the limit. A frozen Envoy decides nothing now; freeze declares what it may pass
+// when it goes on.
 func (e *envoys) check() {
 	for _, k := range e.keys {
 		may, room := e.rest(k), k.judge.Room(k.part.time())
@@ -173,7 +184,8 @@ func (e *envoys) check() {
 }
 
 // rest is the level of a bucket's account: it may be granted and spent at this instant, too. It is known of a node
-// whose ledger is its own memory.
+// whose ledger is its own memory. A peek of a rule that Envoys share sees the level less the refill that is held back.
+// Without direct requests, only that part can be granted.
 func (e *envoys) rest(k *key) ratelimit.Tokens {
 	if !e.Storeless || e.Rule.Limit.Algorithm != ratelimit.TokenBucket || !e.nodes[0].alive {
 		return 0
@@ -185,7 +197,8 @@ func (e *envoys) rest(k *key) ratelimit.Tokens {
 	return e.nodes[0].decide(rule, k, ratelimit.Peek, 0).Remaining
 }
 
-// strike makes a fault happen to an Envoy.
+// strike makes a fault happen to an Envoy. Stall holds up both directions, and Lag only answers. Held messages arrive
+// later in their order, as from a socket's buffer.
 func (e *envoys) strike(f Fault) {
 	switch p := e.all[f.Node%len(e.all)]; f.Kind {
 	case Enter:
@@ -230,7 +243,8 @@ func (e *envoys) window() ratelimit.Window { return e.Rule.Limit.WindowAt(e.ledg
 // silent declares that an Envoy may spend a lease in a window in which it was not charged.
 func (e *envoys) silent(w ratelimit.Window) { e.mayPass(w, w, sublease.DeclareEach(e.Rule).SilentEach) }
 
-// ended ends the streams of a node that ended. One whose ledger is its own memory loses its grants.
+// ended ends the streams of a node that ended. One whose ledger is its own memory loses its grants. Its streams end
+// without Close: a crash sends no last message.
 func (e *envoys) ended(n *node) {
 	if e.Storeless {
 		e.mayPass(e.window(), e.window(), e.Rule.Limit.Capacity())
@@ -259,7 +273,8 @@ func (e *envoys) forgot() {
 	e.mayPass(e.window(), e.window(), n)
 }
 
-// outage declares that on_store_failure decides at each node, until its leases are confirmed again.
+// outage declares that on_store_failure decides at each node, until its leases are confirmed again. A second more
+// covers the messages that were under way when the outage ended.
 func (e *envoys) outage(d time.Duration) {
 	if e.Storeless {
 		return
@@ -329,6 +344,8 @@ func (p *player) request(k *key) {
 	p.schedule()
 }
 
+// clock is the Envoy's own, and right. It begins at a second and not at 0, because instant 0 means "none" to the
+// client.
 func (p *player) clock() ratelimit.Instant {
 	return ratelimit.Instant(p.now) + ratelimit.Instant(time.Second)
 }
@@ -343,7 +360,8 @@ func (p *player) run(do func()) {
 	p.schedule()
 }
 
-// schedule makes it look at its timers when the next is due.
+// schedule makes it look at its timers when the next is due. Every call of the client may change its next timer, so
+// this follows each.
 func (p *player) schedule() {
 	if next := p.client.Next(); next != 0 {
 		at := max(p.now, int64(next)-int64(time.Second))
@@ -351,7 +369,9 @@ func (p *player) schedule() {
 	}
 }
 
-// freeze makes it stand still. When it goes on, with the lease that it had, requests that waited come before its timers.
+// freeze makes it stand still. When it goes on, with the lease that it had, requests that waited come before its
+// timers. Envoy decides requests on worker threads, and looks at expired assignments on its main thread. After a stop,
+// workers may be first, under an assignment that has ended.
 func (p *player) freeze(d time.Duration) {
 	if p.frozen != 0 {
 		return
@@ -375,7 +395,8 @@ func (p *player) freeze(d time.Duration) {
 }
 
 // call is a stream of an Envoy to a node. Messages of each direction keep their order. Those on their way to the Envoy
-// when the stream breaks are read before the break is, as with TCP.
+// when the stream breaks are read before the break is, as with TCP. The session is the node's side, and the client the
+// Envoy's. They see the end of a stream at different times: ended is the node's view, and player.call the Envoy's.
 type call struct {
 	*player
 	node    *node
@@ -388,7 +409,7 @@ type call struct {
 	wake    int64 // when the session's next work is due
 }
 
-// Open implements envoy.Wire.
+// Open implements envoy.Wire. A new stream can reach another node, as through a balancer.
 func (p *player) Open() bool {
 	n := p.ask(-1)
 	if n == nil {
@@ -417,7 +438,8 @@ func (p *player) Send(m *rlqsv3.RateLimitQuotaUsageReports) {
 	})
 }
 
-// atNode acts at the node's side of the stream, if there still is one, and sends the resulting messages.
+// atNode acts at the node's side of the stream, if there still is one, and sends the resulting messages. A stuck
+// session has sent an answer that was not acknowledged in time. The real service ends such a stream, too.
 func (c *call) atNode(do func()) {
 	if c.ended || !c.node.alive {
 		return
@@ -430,7 +452,8 @@ func (c *call) atNode(do func()) {
 	c.answer()
 }
 
-// answer sends the answer that is ready, and wakes the session when that is due.
+// answer sends the answer that is ready, and wakes the session when that is due. An Envoy must acknowledge an answer
+// before the next one is sent, so n is the number that it acknowledges.
 func (c *call) answer() {
 	now := c.node.clock()
 	if answer := c.session.Answer(now); answer != nil {
@@ -448,7 +471,8 @@ func (c *call) answer() {
 	}
 }
 
-// receive has the Envoy read an answer that was sent in a window, and acknowledge it.
+// receive has the Envoy read an answer that was sent in a window, and acknowledge it. late is set at the arrival, and
+// not when a frozen Envoy reads on.
 func (c *call) receive(m *rlqsv3.RateLimitQuotaResponse, n uint64, sent ratelimit.Window) {
 	late := c.frozen != 0 || c.ended && c.now > c.endedAt+int64(sublease.Slack)
 	c.run(func() {
@@ -482,7 +506,8 @@ func (c *call) readLate(m *rlqsv3.RateLimitQuotaResponse, sent ratelimit.Window)
 	}
 }
 
-// end breaks the stream, in an orderly way for the node.
+// end breaks the stream, in an orderly way for the node. Close returns debts: charges and refunds that come due after
+// the end, which the node settles then if it still runs.
 func (c *call) end() {
 	if c.ended {
 		return

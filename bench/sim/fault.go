@@ -7,7 +7,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// strike makes a fault happen.
+// strike makes a fault happen. A fault hits, by its kind, an Envoy, the fleet, a part of the ledger, a key or a node,
+// and Node counts among these. Faults that make no sense at their time do nothing, such as a crash of an ended node:
+// random histories need not avoid them.
+//
+// A fault that can cost tokens notes so in the bound.
 func (w *world) strike(f Fault) {
 	w.trace("%v node %d for %v", f.Kind, f.Node, f.For)
 	var n *node
@@ -20,6 +24,7 @@ func (w *world) strike(f Fault) {
 			w.envoys.strike(f)
 		}
 		return
+	// More nodes than Options may have are not made.
 	case Join:
 		if len(w.nodes) < MaxNodes {
 			w.met(w.join())
@@ -52,10 +57,12 @@ func (w *world) strike(f Fault) {
 	}
 }
 
-// partOf is the part of the ledger of a fault.
+// partOf is the part of the ledger of a fault. Any number names one, so that a fault drawn for a node can also hit a
+// part.
 func (w *world) partOf(f Fault) *part { return w.store.parts[f.Node%len(w.store.parts)] }
 
-// move moves a key's accounts to another part, unless one of both does not answer.
+// move moves a key's accounts to another part, unless one of both does not answer. Only ledgers in memory can move
+// accounts. In a Cluster, both servers answer during a migration, so a part that is down moves none.
 func (w *world) move(k *key, by int) {
 	all, from := w.store.parts, k.part
 	to := all[(from.index+1+by%(len(all)-1))%len(all)]
@@ -69,7 +76,8 @@ func (w *world) move(k *key, by int) {
 	k.enter(to)
 }
 
-// strikePart makes a fault happen at a part of the ledger.
+// strikePart makes a fault happen at a part of the ledger. A hung part and one that is down can have several faults at
+// once: each counts (during), so that the end of the first does not revive it.
 func (w *world) strikePart(p *part, f Fault) {
 	switch f.Kind {
 	case Hang:
@@ -89,7 +97,9 @@ func (w *world) strikePart(p *part, f Fault) {
 	}
 }
 
-// strikeNode makes a fault happen at a node.
+// strikeNode makes a fault happen at a node. A node that cannot reach the store may miss an epoch that begins
+// meanwhile, so it is noted at the beginning (miss). A paused one is noted at its end, too: it may have missed an epoch
+// that began within the pause.
 func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
@@ -110,6 +120,8 @@ func (w *world) strikeNode(n *node, f Fault) {
 			w.bound.apart(f.For)
 		}
 		if f.Kind == Suspend {
+			// The process stops before the clock does, and starts after it, as on a real machine: ratelimit.NewClock
+			// relies on that.
 			n.sleeps = w.now + int64(stops)
 		}
 		w.in(f.For, func() {
@@ -129,6 +141,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 		w.bound.outage(f.For)
 		w.during(&n.deaf, f.For)
 	case Late:
+		// Answers of messages that leave at the end of the fault are late for as long again.
 		w.bound.outage(2 * f.For)
 		n.late += f.For
 		w.in(f.For, func() { n.late -= f.For })
@@ -144,7 +157,9 @@ func (w *world) strikeNode(n *node, f Fault) {
 // stops is the time that a suspended node does not run before its clock stops, and after it continues.
 const stops = 2 * time.Millisecond
 
-// setClock sets the clock of a part of the ledger.
+// setClock sets the clock of a part of the ledger. A clock that goes ahead skips windows, so leases of the skipped ones
+// end unreported. One that goes back enters a window for the second time: the judge must add both uses, or the first
+// would count for nothing.
 func (p *part) setClock(f Fault) {
 	by := ratelimit.LedgerTime(f.For / time.Microsecond)
 	if f.Kind == Back {
@@ -166,8 +181,8 @@ func (p *part) setClock(f Fault) {
 	}
 }
 
-// lose loses a key's account, or lets an operator reset it: either can grant its spent and drifted tokens once
-// more.
+// lose loses a key's account, or lets an operator reset it: either can grant its spent and drifted tokens once more.
+// The bound rises after the loss, by a deferred call, because reset can find more than the limit in the account.
 func (w *world) lose(k *key, kind FaultKind) {
 	drift := ratelimit.Tokens(0)
 	for _, r := range w.bound.versions(k) { // nodes may have any of them
@@ -189,7 +204,8 @@ func (w *world) lose(k *key, kind FaultKind) {
 // operator is the first name of operators that reset keys.
 const operator ratelimit.Holder = 1 << 32
 
-// prepare makes copies of the ledger for later failovers.
+// prepare makes copies of the ledger for later failovers. A replica that takes over has what it had received at an
+// earlier instant. The copy must be made then, before the run reaches the fault.
 func (w *world) prepare() {
 	for _, f := range w.Faults {
 		switch f.Kind {
@@ -203,7 +219,8 @@ func (w *world) prepare() {
 	}
 }
 
-// change gives each node a new version of the rule, at its own time.
+// change gives each node a new version of the rule, at its own time. A paused node reads the new version when it goes
+// on. Nodes that start later begin with the newest.
 func (w *world) change(c Change) {
 	w.rules = append(w.rules, c.Rule)
 	w.trace("the rules change (%s): %v", c.What, c.Rule.Limit)
@@ -216,13 +233,14 @@ func (w *world) change(c Change) {
 	}
 }
 
-// during counts a state up, and down again later.
+// during counts a state up, and down again later. A count and not a flag, because two faults of a kind may overlap.
 func (w *world) during(state *int, d time.Duration) {
 	*state++
 	w.in(d, func() { *state-- })
 }
 
-// resume runs the work that a paused node delayed.
+// resume runs the work that a paused node delayed. Its delayed events run in their order, and may pause or end it
+// again: run asks each time.
 func (n *node) resume() {
 	n.paused = false
 	if !n.alive {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Summary is the result of many histories.
+// Summary is the result of many histories. Counts of 0 are listed, too: newSummary sets them.
 type Summary struct {
 	Histories int64            `json:"histories"`
 	Decisions int64            `json:"decisions"`
@@ -28,7 +28,7 @@ type Summary struct {
 	Failure   *Failure         `json:"failure,omitempty"`
 }
 
-// Failure is a history with a violation.
+// Failure is a history with a violation. Its trace is the last part of the run, with the violation at its end.
 type Failure struct {
 	Seed      uint64     `json:"seed"`
 	Violation *Violation `json:"violation"`
@@ -68,7 +68,8 @@ func (s Selection) Validate() error {
 	return nil
 }
 
-// History makes the history of a seed, and reports whether it is selected.
+// History makes the history of a seed, and reports whether it is selected. A failure's seed therefore plays the same
+// history without the selection's flags, except --envoys.
 func (s Selection) History(seed uint64) (o Options, selected bool) {
 	if s.Envoys {
 		return HistoryOfEnvoys(seed), true
@@ -77,9 +78,10 @@ func (s Selection) History(seed uint64) (o Options, selected bool) {
 	return o, (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
 }
 
-// Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
-// fails or ctx is done. It calls progress with the number of played histories, from one goroutine
-// at a time.
+// Histories plays count histories of a valid selection from the seed first on, on that many cores, until one fails or
+// ctx is done. It calls progress with the number of played histories, from one goroutine at a time. A failure stops new
+// histories; those under way end, and the one with the lowest seed of them is reported. Each history is one
+// goroutine's, and only the summary is shared, under mu.
 func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
@@ -138,6 +140,8 @@ func newSummary(which Selection) Summary {
 	return s
 }
 
+// add counts a history. Its counts of special parts show that random histories reach them: a case that no history plays
+// is not checked.
 func (s *Summary) add(o *Options, r *Result) {
 	s.Histories++
 	s.Decisions += r.Requests
@@ -167,6 +171,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	s.Modes[o.Rule.Coordination.Mode.String()]++
 	if r.Over > 0 {
 		s.WentOver++
+		// Other bounds are made of the whole limit for each fault, which no history comes close to.
 		if o.Rule.Coordination.Mode.Spec().Drifts {
 			s.Closest = max(s.Closest, r.Used)
 		}
@@ -176,7 +181,8 @@ func (s *Summary) add(o *Options, r *Result) {
 // traceTail bounds the bytes of a failed history's trace.
 const traceTail = 8 << 10
 
-// failure plays a history anew, for its last events.
+// failure plays a history anew, for its last events. Histories run without a trace, which would cost more than the
+// play. The same seed gives the same run, so its trace is made afterwards.
 func (s Selection) failure(seed uint64) *Failure {
 	var trace bytes.Buffer
 	o, _ := s.History(seed)
@@ -198,6 +204,7 @@ func (s Selection) failure(seed uint64) *Failure {
 	return f
 }
 
+// describe has the settings of a history, its faults and its changes in one line.
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
 	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts, %d regions; faults %v; changes %v; mix %v, second %v, table %d",

@@ -13,8 +13,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
-// History makes a run from a seed: a rule, a fleet, demand and faults. Every setting of the product varies, and
-// each kind of fault happens in some of the runs.
+// History makes a run from a seed: a rule, a fleet, demand and faults. Every setting of the product varies, and each
+// kind of fault happens in some of the runs. All draws come from one stream of random numbers, in this order. A new
+// draw in the middle would change every later part of every history, and the seeds of known bugs would lose their
+// meaning. New parts therefore come last, or draw from a stream of their own (parts, replicas, regions, wake).
 func History(seed uint64) Options {
 	h := &historian{rand.New(rand.NewPCG(seed, 0x415)), Options{Seed: seed, Check: true}}
 	h.rule()
@@ -47,8 +49,9 @@ func (h *historian) wake() {
 	}
 }
 
-// ring makes the parts that only mode routing has: hot keys, and rings without a store, in which nodes join and
-// leave more often.
+// ring makes the parts that only mode routing has: hot keys, and rings without a store, in which nodes join and leave
+// more often. Without a store there are no changes of rules and no full tables, which are about accounts in a store.
+// Nodes join and leave more often instead, because that is how budgets move.
 func (h *historian) ring() {
 	if !h.o.Rule.Coordination.Mode.Spec().Owned {
 		return
@@ -70,9 +73,9 @@ func (h *historian) ring() {
 // ringFaults are the faults that matter without a store.
 var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}
 
-// parts makes one history in five use a ledger of several parts, like a Redis Cluster. Each part has its own
-// accounts, epoch and clock, and fails, loses data and fails over alone. It draws its own random number, so
-// that other histories stay the same.
+// parts makes one history in five use a ledger of several parts, like a Redis Cluster. Each part has its own accounts,
+// epoch and clock, and fails, loses data and fails over alone. It draws its own random number, so that other histories
+// stay the same. With a clock that is set, no keys move: a moved account would have times of another clock.
 func (h *historian) parts() {
 	if own := rand.New(rand.NewPCG(h.o.Seed, 0x9a27)); own.IntN(5) == 0 && !h.o.Rule.Coordination.Mode.Spec().Owned {
 		h.o.Parts = 2 + own.IntN(3)
@@ -87,7 +90,7 @@ func (h *historian) parts() {
 }
 
 // replicas lets a master come back that was replaced by an older replica, with its own data of then. It draws its own
-// random numbers.
+// random numbers. The copy is as old as the time since the failover, and a millisecond: the data of just before it.
 func (h *historian) replicas() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0xc0b4))}
 	for _, f := range h.o.Faults {
@@ -100,7 +103,8 @@ func (h *historian) replicas() {
 	}
 }
 
-// lengthen makes windows longer than the seat of a crashed node, with demand beyond the limit.
+// lengthen makes windows longer than the seat of a crashed node, with demand beyond the limit. A seat ends 10 s after
+// its last renewal (approx.SeatTTL), so a window of 40 s outlasts a crashed node's, and the joined node can take it.
 func (h *historian) lengthen() {
 	l, limit := &h.o.Load, &h.o.Rule.Limit
 	limit.Unit, limit.Multiplier, limit.Calendar = ratelimit.Second, 40, 0
@@ -111,15 +115,19 @@ func (h *historian) lengthen() {
 	h.o.Faults = append(h.o.Faults, Fault{At: 20 * time.Second, Kind: Join})
 }
 
+// historian makes one history. Its methods fill in the options, each one part of them.
 type historian struct {
 	*rand.Rand
 	o Options
 }
 
+// pick draws one of some values, each with the same probability.
 func pick[T any](h *historian, of ...T) T { return of[h.IntN(len(of))] }
 
 func (h *historian) chance(p float64) bool { return h.Float64() < p }
 
+// rule makes a limit, mostly in windows of one to ten seconds, so that a history of half a minute has several turns. A
+// few have long windows: they begin at most twenty seconds before a turn.
 func (h *historian) rule() {
 	r := &ratelimit.Rule{Domain: "history", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	requests := pick(h, ratelimit.Tokens(1), 5, 20, 100, 400, 2000, 5000)
@@ -160,7 +168,7 @@ func (h *historian) calendar() ratelimit.Calendar {
 	return c
 }
 
-// coordination varies all settings except the limit.
+// coordination varies all settings except the limit. Values that the list repeats are drawn more often.
 func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
 	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailLocal, ratelimit.FailOpen)
@@ -177,7 +185,8 @@ func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Audit = h.chance(0.1)
 }
 
-// changes changes the rule node by node: one part of it, or all.
+// changes changes the rule node by node: one part of it, or all. Each change starts from the version before, so parts
+// of it add up.
 func (h *historian) changes() {
 	if !h.chance(0.3) {
 		return
@@ -198,7 +207,8 @@ func (h *historian) changes() {
 // changeable names the parts of a rule that can change, as changed reports them.
 var changeable = [...]string{"limit", "unit", "algorithm", "mode", "reclaim", "max_nodes", "audit", "others"}
 
-// changed changes a part of a rule, and names it. Rules stay in mode routing, or outside of it.
+// changed changes a part of a rule, and names it. Rules stay in mode routing, or outside of it. A subtraction from the
+// sum of two values of an enumeration gives the other one.
 func (h *historian) changed(r *ratelimit.Rule) string {
 	c, l := &r.Coordination, &r.Limit
 	other := ratelimit.DefaultCoordination()
@@ -239,7 +249,8 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 	}
 }
 
-// mix varies requests, the number of descriptors, and the size of a node's table.
+// mix varies requests, the number of descriptors, and the size of a node's table. In two of three seeds, refunds are
+// honest: only then do the books compare exactly.
 func (h *historian) mix() {
 	if h.chance(0.3) {
 		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64(), Honest: h.o.Seed%3 != 0}
@@ -259,9 +270,12 @@ func (h *historian) mix() {
 	}
 }
 
-// mostRequests keeps a history short.
+// mostRequests keeps a history short. Both the rate and the length follow from the limit, and their product could be
+// millions.
 const mostRequests = 12_000
 
+// demand varies the number of nodes and keys, and the load. Demand is 0.3 to 4.3 times the limit, so that some
+// histories never reach it and others are always over it.
 func (h *historian) demand() {
 	h.o.Nodes = 1 + h.IntN(6)
 	limit := h.o.Rule.Limit
@@ -273,6 +287,8 @@ func (h *historian) demand() {
 	h.o.Load = load.Load{Rate: rate, Shape: load.Shape(h.IntN(len(load.Shapes))), Keys: keys, Skew: pick(h, 0, 1.1), Length: length, Cost: pick(h, 1, 1, 1, 3, 10)}
 }
 
+// net varies the times of trips, losses, repetitions and the rates of clocks. Half of the stores refuse connections
+// while they are down, and the others let them time out.
 func (h *historian) net() {
 	n := &h.o.Net
 	n.Trip.Least = pick(h, 0, 200*time.Microsecond, time.Millisecond, 8*time.Millisecond, 50*time.Millisecond)
@@ -284,6 +300,8 @@ func (h *historian) net() {
 	h.o.Refuses = h.chance(0.5)
 }
 
+// faults draws up to nine faults. Losses of data and steps of the clock happen in few histories only: the bound is wide
+// after them, and other bugs would hide in it.
 func (h *historian) faults() {
 	if h.chance(0.2) {
 		return
@@ -322,12 +340,14 @@ func (h *historian) faults() {
 	}
 }
 
-// strainsTills reports whether a history is one of drawn's, one in twenty.
+// strainsTills reports whether a history is one of drawn's, one in twenty. It looks at the seed and not at the history,
+// so that it is the same for the summary and for History.
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
-// drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a
-// draw. Windows turn often. The limit changes node by node, several times in a window. Small
-// tables drop keys with draws. Answers are lost, nodes leave and return, and in some the ledger's clock is set.
+// drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a draw.
+// Windows turn often. The limit changes node by node, several times in a window. Small tables drop keys with draws.
+// Answers are lost, nodes leave and return, and in some the ledger's clock is set. It replaces the rule, the demand and
+// the faults of a history. Draws need fixed windows, a safe reclaim and no audit, so these are set.
 func (h *historian) drawn() {
 	r := h.o.Rule
 	c := &r.Coordination
@@ -370,8 +390,8 @@ func (h *historian) drawn() {
 	}
 }
 
-// relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when
-// the next one is claimed early.
+// relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when the
+// next one is claimed early.
 func (h *historian) relimit() {
 	rule := h.o.Rule
 	at := time.Duration(0)
@@ -417,7 +437,8 @@ func (h *historian) regions() {
 	}
 }
 
-// strikeRegion lets the same happen to all nodes of a region.
+// strikeRegion lets the same happen to all nodes of a region. A fault across a turn is centred on it: half of it comes
+// before, and half after.
 func (h *historian) strikeRegion(of *historian) {
 	length, period := h.o.Load.Length, h.o.Rule.Limit.Period()
 	at := time.Duration(of.Int64N(int64(length)))
@@ -435,6 +456,7 @@ func (h *historian) strikeRegion(of *historian) {
 }
 
 // HistoryOfEnvoys makes a run from a seed: a few Envoys of any kind, nodes with a ledger or alone, and faults of each.
+// Windows are minutes: shorter ones cannot be divided (sublease.ShortestWindow).
 func HistoryOfEnvoys(seed uint64) Options {
 	h := &historian{rand.New(rand.NewPCG(seed, 0x72)), Options{Seed: seed, Check: true}}
 	limit := ratelimit.Tokens(20 + h.IntN(400))
@@ -492,6 +514,8 @@ func (h *historian) quirks() envoy.Quirks {
 // envoyFaults are the faults of histories of Envoys.
 var envoyFaults = []FaultKind{Break, Freeze, Stall, Lag, Crash, Hang, Amnesia, Enter}
 
+// strikeEnvoys draws one to six faults of Envoys and their nodes. A crashed node always starts again, after the time of
+// its fault. The longest faults outlast a window of a minute.
 func (h *historian) strikeEnvoys() {
 	for range 1 + h.IntN(6) {
 		f := Fault{

@@ -14,7 +14,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
-// node is one incarnation of a node: the real lease table and seat keeper, and a shell with virtual time.
+// node is one incarnation of a node: the real lease table and seat keeper, and a shell with virtual time. A restarted
+// node is another value with the same slot and address, and with a new name. Events that were scheduled for the ended
+// one find it dead and do nothing (run).
 type node struct {
 	*world
 	slot    int
@@ -55,7 +57,9 @@ func (w *world) join() *node {
 	return n
 }
 
-// restart replaces an ended node by a new one without state.
+// restart replaces an ended node by a new one without state. Faults of the network belong to the place and not to the
+// process, so their counts are kept. The end of a fault counts down only the old value, so the new node stays cut off
+// to the end of the run.
 func (w *world) restart(old *node) *node {
 	w.names++
 	n := &node{world: w, slot: old.slot, alive: true, cut: old.cut, parted: old.parted}
@@ -64,6 +68,8 @@ func (w *world) restart(old *node) *node {
 	return n
 }
 
+// start gives the node its name, its clock and its real parts, and schedules its periodic work. The first verify and
+// sweep come after a random part of their intervals: nodes of a fleet do not work in step.
 func (n *node) start() {
 	w := n.world
 	w.bound.starts()
@@ -75,6 +81,8 @@ func (n *node) start() {
 	}
 	n.rule = w.rules[len(w.rules)-1]
 	n.clocks = ratelimit.NewClock(n.running, n.elapsed)
+	// Each incarnation has random numbers of its own. If nodes shared the world's, one more draw in one node would
+	// change all later faults.
 	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
 	wall := time.UnixMicro(int64(w.ledgerTime()))
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
@@ -82,6 +90,7 @@ func (n *node) start() {
 	n.stepped = leasing.NewStepped(n.name<<nameBits, cmp.Or(w.Table, tableSize), n.clock, wall, n.after, rnd.Float64)
 	n.stepped.Divide(&w.store)
 	n.stepped.Nodes, n.stepped.Peers, n.stepped.Drift = w.alive, w.alive, n.keeper
+	// The keeper must see losses of the ledger. Without its data, the ledger gives away seats that are taken.
 	n.keeper.Epoch = n.stepped.Epoch
 	n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	n.joinRing()
@@ -95,7 +104,9 @@ func (n *node) start() {
 // clock is the node's own.
 func (n *node) clock() ratelimit.Instant { return n.clocks() }
 
-// running is a clock that stops while the node is suspended. elapsed is one that does not.
+// running is a clock that stops while the node is suspended. elapsed is one that does not. A node runs on
+// CLOCK_MONOTONIC, which stands still in a suspension, and finds out about it by CLOCK_BOOTTIME, which goes on
+// (ratelimit.NewClock). Both run at the node's rate.
 func (n *node) running() time.Duration {
 	at := n.now
 	if n.sleeps > 0 {
@@ -106,7 +117,8 @@ func (n *node) running() time.Duration {
 
 func (n *node) elapsed() time.Duration { return time.Duration(float64(n.now-n.born) * n.rate) }
 
-// in schedules an event by the node's clock, for as soon as it runs.
+// in schedules an event by the node's clock, for as soon as it runs. A nanosecond is added because the division rounds
+// down: a timer must not fire before its time by the node's clock.
 func (n *node) in(d time.Duration, do func()) {
 	n.world.in(time.Duration(float64(d)/n.rate)+1, func() { n.run(do) })
 }
@@ -119,7 +131,8 @@ func (n *node) after(d time.Duration, do func()) {
 	})
 }
 
-// run does work at the node: later, if it is paused; never, if it ended.
+// run does work at the node: later, if it is paused; never, if it ended. A paused node gets its messages and timers
+// late, in their order, as a process after SIGCONT does.
 func (n *node) run(do func()) {
 	switch {
 	case !n.alive:
@@ -136,8 +149,8 @@ func (n *node) sweep() {
 	n.send()
 }
 
-// verify reads the ledger's epoch, as each process does periodically, and prolongs its youth while the node
-// has more to state.
+// verify reads the ledger's epoch, as each process does periodically, and prolongs its youth while the node has more to
+// state. It also looks for tokens of ended nodes. All of this is periodic work of leasing.Fleet.Run.
 func (n *node) verify() {
 	n.stepped.Beat()
 	n.send()
@@ -155,8 +168,9 @@ const (
 	nameBits = 28
 )
 
-// alive is the number of nodes that a node sees. It divides limits in an outage, so the smallest number that a
-// node saw bounds the admissions.
+// alive is the number of nodes that a node sees. It divides limits in an outage, so the smallest number that a node saw
+// bounds the admissions. Nodes see at once who is alive. In the product, they learn it later, from registrations and
+// the ring.
 func (w *world) alive() int {
 	n := 0
 	for _, other := range w.nodes {
@@ -168,7 +182,9 @@ func (w *world) alive() int {
 	return n
 }
 
-// impatient is the end of a request's wait, or of the wait before it drifts.
+// impatient is the end of a request's wait, or of the wait before it drifts. A request of a rule that drifts has two
+// deadlines: check_timeout, after which it may drift, and the deadline of the rule. TimeOver returns the time between
+// them, and 0 after the last.
 func (n *node) impatient(q *request) {
 	if q.over {
 		return
@@ -181,7 +197,8 @@ func (n *node) impatient(q *request) {
 	n.send()
 }
 
-// advance decides a request, if that is possible now.
+// advance decides a request, if that is possible now. A request of two descriptors may have one of them decided now.
+// Its tokens are spent from then on, so it is counted although the other still waits.
 func (n *node) advance(q *request) {
 	switch {
 	case q.over:
@@ -192,7 +209,8 @@ func (n *node) advance(q *request) {
 	}
 }
 
-// send sends the claims that are ready, and the node's registration if that is due.
+// send sends the claims that are ready, and the node's registration if that is due. Every change of a node's state ends
+// with it: Stepped sends nothing by itself.
 func (n *node) send() (sent bool) {
 	if now := n.clock(); n.stepped.RegisterDue(now) {
 		n.store.register(n, now)
@@ -204,7 +222,8 @@ func (n *node) send() (sent bool) {
 	return sent
 }
 
-// answered continues all requests that waited for an answer.
+// answered continues all requests that waited for an answer. answered follows each answer and timer of the lease table.
+// Any waiting request may be decidable now, also those of other keys, whose leases came with the same batch.
 func (n *node) answered() {
 	for i := range n.waits { // in the order of their arrival
 		if q := n.waits[i]; !q.over && q.wait != nil {
@@ -219,7 +238,9 @@ func (n *node) answered() {
 	}
 }
 
-// wakes continues a request after an answer: at once, or when the machine has time for it.
+// wakes continues a request after an answer: at once, or when the machine has time for it. In the product, the waiting
+// goroutine runs some time after the answer. Other requests may spend the tokens first, and a message may leave in
+// between.
 func (n *node) wakes(q *request) {
 	if n.Net.Wake == 0 {
 		n.advance(q)
@@ -232,12 +253,14 @@ func (n *node) wakes(q *request) {
 	})
 }
 
-// dropDecided drops requests that no longer wait.
+// dropDecided drops requests that no longer wait. Requests in a ring are dropped now and again only (route), so the
+// list may have some that are over.
 func (n *node) dropDecided() {
 	n.waits = slices.DeleteFunc(n.waits, func(q *request) bool { return q.over })
 }
 
-// end stops a node for good.
+// end stops a node for good. Its tokens in hand are lost to it and still in the ledger's accounts. Its Stepped is not
+// stopped, because nothing calls it any more.
 func (n *node) end() {
 	n.alive = false
 	n.forsake()
@@ -248,7 +271,8 @@ func (n *node) end() {
 	}
 }
 
-// forsake ends waiting requests without an answer.
+// forsake ends waiting requests without an answer. forsake ends waiting requests without an answer. A descriptor that
+// was counted before is not counted again.
 func (n *node) forsake() {
 	for _, q := range n.waits {
 		for i := range q.n {
@@ -261,7 +285,8 @@ func (n *node) forsake() {
 	n.waits = nil
 }
 
-// leave gives back the node's tokens, and ends it.
+// leave gives back the node's tokens, and ends it. A node of a ring first hands its keys over to others (leaveRing),
+// which takes time. Any other ends at once.
 func (n *node) leave() {
 	if n.ring != nil {
 		n.leaveRing()
@@ -270,7 +295,8 @@ func (n *node) leave() {
 	n.goodbye()
 }
 
-// goodbye gives back leases.
+// goodbye gives back leases. The last messages are not repeated. If the wire loses one, the tokens stay with a node
+// that has ended, as after a crash.
 func (n *node) goodbye() {
 	n.store.tell(n, n.stepped.Release())
 	if a, ok := n.keeper.Resign(!n.stepped.Drifting()); ok {
@@ -279,7 +305,8 @@ func (n *node) goodbye() {
 	n.end()
 }
 
-// sit keeps a seat, as approx.Keeper.Run does.
+// sit keeps a seat, as approx.Keeper.Run does. It looks twenty times in the life of a seat; the keeper says whether an
+// application is due. After one, it looks again when that is answered (sat), so there is one at a time.
 func (n *node) sit() {
 	sent, plan := n.clock(), n.plan()
 	if plan.Seats > 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Options determine a run.
+// Options determine a run. A zero field is the plain case: no fault, no skew, one part, all requests to nodes.
 type Options struct {
 	Seed  uint64
 	Nodes int `in:"1..1000"`
@@ -46,14 +46,15 @@ type Options struct {
 	watch     watcher   // nil: none
 }
 
-// watcher sees what nodes do, for a test.
+// watcher sees what nodes do, for a test. It is called at the instant of each event and must not change the run.
 type watcher interface {
 	open(w *world)
 	claimed(node ratelimit.Holder, k *key) // a claim has reached the store
 	asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
-// Change is a new version of the rule, which each node reads at its own time.
+// Change is a new version of the rule, which each node reads at its own time. Between the first node and the last,
+// nodes have different versions, as in a rollout of a ConfigMap.
 type Change struct {
 	At     time.Duration
 	Rule   *ratelimit.Rule
@@ -66,7 +67,8 @@ func (c Change) String() string {
 	return fmt.Sprintf("%v %s to %v %v within %v", c.At, c.What, c.Rule.Limit, c.Rule.Coordination.Mode, c.Spread)
 }
 
-// Mix has the special requests, each as a share of all. The others spend their cost.
+// Mix has the special requests, each as a share of all. The others spend their cost. A share is a probability for each
+// request, drawn in the order of the fields; see wanted.
 type Mix struct {
 	Peeks, Refunds float64
 	Honest         bool    // refunds return only spent tokens
@@ -76,7 +78,7 @@ type Mix struct {
 	Settles float64
 }
 
-// Ledger is a ledger that a run can use.
+// Ledger is a ledger that a run can use. It is the node's interface, and what faults and checks need in addition.
 type Ledger interface {
 	account.Ledger
 	account.Registrations
@@ -86,7 +88,8 @@ type Ledger interface {
 	Evict(key string, window ratelimit.Window) // loses one account, without a sign
 }
 
-// Net is the network between a node and the store, and between two nodes.
+// Net is the network between a node and the store, and between two nodes. Losses and repetitions are independent of
+// each other and of time. Faults play longer ones.
 type Net struct {
 	Trip Delay         // to the store and back
 	Hop  Delay         // to another node and back
@@ -96,7 +99,8 @@ type Net struct {
 	Wake time.Duration // maximum time from an answer until a request that waits for it runs
 }
 
-// Delay is the time of a round trip: at least Least, plus an exponential tail with the mean Tail.
+// Delay is the time of a round trip: at least Least, plus an exponential tail with the mean Tail. The exponential tail
+// is unbounded: a few messages take much longer than the mean, as on real networks.
 type Delay struct{ Least, Tail time.Duration }
 
 // FaultKind is a kind of fault.
@@ -131,7 +135,8 @@ const (
 	Enter                     // one more Envoy
 )
 
-// moves reports whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts.
+// moves reports whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts. Differing
+// clocks would give an account's times another meaning in its new part.
 func (o *Options) moves() bool {
 	return slices.ContainsFunc(o.Faults, func(f Fault) bool { return f.Kind == Move })
 }
@@ -175,7 +180,8 @@ func setFields(c *ratelimit.Coordination, fields map[string]string) error {
 // MaxNodes bounds the nodes of a run.
 const MaxNodes = 1000
 
-// Validate reports every problem, each with its value and its bound.
+// Validate reports every problem, each with its value and its bound. Fields with a tag `in` are checked by their tags.
+// Rings are played only with one ledger in memory.
 func (o *Options) Validate() error {
 	var errs report.Bounds
 	errs.Check(o)

@@ -13,7 +13,8 @@ import (
 )
 
 // OutageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
-// all demand, they are 0.
+// all demand, they are 0. A window belongs to one of three columns, by where the outage lies: before or after it
+// (Normal), across its edge (Edges), or around all of it (Between).
 type OutageRow struct {
 	Mode    string  `json:"mode"`
 	Policy  string  `json:"policy"`
@@ -27,8 +28,9 @@ type OutageRow struct {
 	edges  []float64
 }
 
-// Outages plays random outages of the store from the seed first on, and compares the admissions of each window with
-// the declared number. It returns a row for each mode and policy, and the first outage that exceeded its number.
+// Outages plays random outages of the store from the seed first on, and compares the admissions of each window with the
+// declared number. It returns a row for each mode and policy, and the first outage that exceeded its number. A seed
+// belongs to one row, so consecutive seeds visit all rows in turn.
 func Outages(ctx context.Context, first uint64, count int64, progress func(int64)) ([]OutageRow, error) {
 	modes, policies := ratelimit.ModeNames(), ratelimit.FailurePolicies
 	rows := make([]OutageRow, len(modes)*len(policies))
@@ -63,7 +65,8 @@ type outage struct {
 	starts   int // of nodes, in the outage
 }
 
-// drawOutage makes an outage from its seed.
+// drawOutage makes an outage from its seed. One key is enough, because each key has its own bound. Windows begin with
+// the run (Start is 0), so each point of the timeline is one window.
 func drawOutage(seed uint64, mode, policy string) outage {
 	h := rand.New(rand.NewPCG(seed, 0x0a7a9e)) //nolint:gosec // the same outage each time
 	pick := func(of ...string) string { return of[h.IntN(len(of))] }
@@ -92,22 +95,28 @@ func drawOutage(seed uint64, mode, policy string) outage {
 	o.from = time.Duration(h.Int64N(int64(2 * one)))
 	o.to = o.from + time.Duration(h.Int64N(int64(2*one))) + 10*time.Millisecond
 	o.Faults = []Fault{{At: o.from, Kind: []FaultKind{Down, Down, Hang}[h.IntN(3)], For: o.to - o.from}}
+	// In one of three outages, one node or two start anew.
 	for range h.IntN(3) / 2 * (1 + h.IntN(2)) {
 		o.starts++
 		at, node := o.from+time.Duration(h.Int64N(int64(o.to-o.from))), h.IntN(nodes)
 		o.Faults = append(o.Faults, Fault{At: at, Kind: Crash, Node: node}, Fault{At: at, Kind: Restart, Node: node})
 	}
 	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	// Demand is 0.3 to 5.3 times the limit, and mostly near it: the product of two uniform numbers is small.
 	o.Recorded = unevenly(h, nodes, one*windows, float64(limit)*(0.3+5*h.Float64()*h.Float64())/one.Seconds())
 	o.Load = load.Load{Rate: 1, Keys: 1, Length: one * windows}
 	return o
 }
 
-// unevenly is demand for one key whose nodes change: all of them, or one. So nodes have read the usage at different times.
+// unevenly is demand for one key whose nodes change: all of them, or one. So nodes have read the usage at different
+// times. At the beginning of an outage, a node that has read a high usage admits less than one that has read none: the
+// declared number must hold for both.
 func unevenly(h *rand.Rand, nodes int, length time.Duration, rate float64) *load.Recorded {
 	r := &load.Recorded{Keys: []string{"k"}}
+	// In two of three outages, requests cost one token, and in the third up to five.
 	only, until, cost := -1, 0.0, 1+int64(h.IntN(3)/2*h.IntN(5))
 	for at := 0.0; ; {
+		// The mean cost is (1+cost)/2, so rate is in tokens and not in requests.
 		at += h.ExpFloat64() / rate * float64(1+cost) / 2
 		if at >= length.Seconds() {
 			return r
@@ -130,7 +139,9 @@ const (
 	probes = 2 * time.Second
 )
 
-// judge plays an outage, and compares each window with its declared number.
+// judge plays an outage, and compares each window with its declared number. A window is Normal only if the outage ended
+// well before it (probes), and Between only if no node can have claimed its tokens before (ahead). All others are
+// Edges.
 func (row *OutageRow) judge(o outage) error {
 	result, err := Run(o.Options)
 	if err != nil {
@@ -143,6 +154,7 @@ func (row *OutageRow) judge(o outage) error {
 	limit, one := o.Rule.Limit.Capacity(), o.Rule.Limit.Period()
 	declared := declare.Of(o.Rule, o.Nodes, declare.SharedStore)
 	out := declared.OnOutage
+	// A restarted node has a budget of its own once more.
 	starts := out.Node.Times(o.starts)
 	for i, p := range result.Timeline {
 		begins, ends := time.Duration(i)*one, time.Duration(i+1)*one
@@ -160,6 +172,7 @@ func (row *OutageRow) judge(o outage) error {
 			}
 		}
 		row.Windows++
+		// With on_store_failure open, all demand passes, and there is no number to compare with.
 		if !most.Bounded() {
 			continue
 		}

@@ -8,7 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// request is one decision in progress: of one descriptor, or of two together.
+// request is one decision in progress: of one descriptor, or of two together. Each descriptor is counted once, at the
+// instant of its own decision: counted says so. The request as a whole is over when the caller has its answer, or has
+// given up.
 type request struct {
 	asks     [2]ratelimit.Ask
 	verdicts [2]ratelimit.Verdict
@@ -21,7 +23,8 @@ type request struct {
 	over     bool // decided, or the caller has given up
 }
 
-// arrive sends a request to a node, or to an Envoy.
+// arrive sends a request to a node, or to an Envoy. A request to a node that is paused counts as unanswered, not as
+// refused: its caller's deadline passes.
 func (w *world) arrive(l load.Request) {
 	if w.envoys != nil {
 		w.envoys.arrive(w.keys[l.Key])
@@ -59,7 +62,8 @@ func (w *world) offer(a *ratelimit.Ask) {
 	}
 }
 
-// wanted is the charge of a request, usually its cost.
+// wanted is the charge of a request, usually its cost. One random number chooses among the kinds, by adjacent ranges of
+// [0, 1). A run without special requests draws none.
 func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) ratelimit.Ask {
 	a := ratelimit.Ask{Rule: rule, Key: k.name, Cost: cost}
 	if w.Mix == (Mix{}) {
@@ -73,6 +77,8 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 		a.Kind, a.Cost = ratelimit.Peek, 0
 	case chance < w.Mix.Peeks+w.Mix.Refunds:
 		a.Kind = ratelimit.Refund
+		// An honest client returns at most what the key has spent. A refund beyond that would be cut by the ledger, and
+		// the books could not compare the rest exactly.
 		if l := &rule.Limit; w.Mix.Honest && l.Algorithm != ratelimit.TokenBucket {
 			a.Cost = min(a.Cost, k.judge.Spent(k.part.time()))
 			if a.Cost == 0 {
@@ -89,8 +95,9 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 // mostHeld bounds the history of a key.
 const mostHeld = 64
 
-// holds notes a request that has taken more than it costs, and will be settled. A request that may be refunded
-// because another descriptor refuses is left out.
+// holds notes a request that has taken more than it costs, and will be settled. A request that may be refunded because
+// another descriptor refuses is left out. A charge without a window came from no lease, and one by on_store_failure may
+// never reach the ledger: neither is released.
 func (w *world) holds(q *request, k *key, v *ratelimit.Verdict) {
 	if w.Mix.Settles == 0 || q.n > 1 || v.Charged < 2 || v.Window == 0 || v.Source == ratelimit.FromFallback ||
 		len(k.held) >= mostHeld {
@@ -109,7 +116,8 @@ func (k *key) settles(rule *ratelimit.Rule, i int) ratelimit.Ask {
 	return a
 }
 
-// released makes the judge credit a release, in the current window.
+// released makes the judge credit a release, in the current window. The judge credits at the decision, and the ledger
+// when the node reports it. The difference may be admitted once more, so it is added to the bound.
 func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 	unspent := k.judge.Credit(k.part.time(), n)
 	switch {
@@ -121,7 +129,8 @@ func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 }
 
 // retract takes an admission back. If refunds have credited it already, the ledger credits it once more: its order of
-// charges and credits is another one.
+// charges and credits is another one. The point of the timeline is the one in which the admission was counted. Without
+// that, a point could have fewer admissions than 0.
 func (w *world) retract(k *key, admitted ratelimit.LedgerTime, n ratelimit.Tokens) {
 	if unspent := k.judge.Retract(admitted, k.part.time(), n); unspent > 0 {
 		k.extra = append(k.extra, extra{at: w.now, n: unspent})
@@ -134,7 +143,8 @@ func (w *world) retract(k *key, admitted ratelimit.LedgerTime, n ratelimit.Token
 	point.Admitted -= n
 }
 
-// inTime keeps a release that was booked against the current window: it must be that of its request.
+// inTime keeps a release that was booked against the current window: it must be that of its request. Tokens of a window
+// that has ended are gone. A release that is booked in another window would let its key admit that much more there.
 func (w *world) inTime(k *key, a *ratelimit.Ask) {
 	l := &a.Rule.Limit
 	if now := l.WindowAt(k.part.time()); !w.Storeless && l.Algorithm != ratelimit.TokenBucket && a.Window != now &&
@@ -143,7 +153,8 @@ func (w *world) inTime(k *key, a *ratelimit.Ask) {
 	}
 }
 
-// ask chooses the node for a request, or nil.
+// ask chooses the node for a request, or nil. A recorded load may name a node that the run does not have; then any node
+// is asked.
 func (w *world) ask(wanted int) *node {
 	i := wanted
 	if i < 0 || i >= len(w.nodes) {
@@ -164,7 +175,8 @@ func (w *world) take(k *key, a ratelimit.Ask) *request {
 	return q
 }
 
-// decide lets a node decide, at once or after the ledger's answer.
+// decide lets a node decide, at once or after the ledger's answer. Every path ends with send: also a decision at once
+// can make a claim due, for the next requests.
 func (w *world) decide(n *node, q *request) {
 	q.wait = n.stepped.Ask(n.clock(), q.asks[:q.n], q.verdicts[:q.n])
 	if q.wait == nil {
@@ -187,7 +199,7 @@ func (w *world) decided(n *node, q *request) {
 }
 
 // counts makes the judge count the decision for one descriptor: its tokens are spent then, also while another
-// descriptor still waits.
+// descriptor still waits. A request without a Wait was decided at once, as a whole.
 func (w *world) counts(n *node, q *request) {
 	for i := range q.n {
 		if q.counted[i] || q.wait != nil && !q.wait.Decided(i) {
@@ -198,8 +210,9 @@ func (w *world) counts(n *node, q *request) {
 	}
 }
 
-// refundDenied returns the charges of descriptors of a request that another descriptor refused, if their rule
-// says so.
+// refundDenied returns the charges of descriptors of a request that another descriptor refused, if their rule says so.
+// The ledger's view is that nothing was charged, so the judge retracts the admission of its instant. The result counts
+// it as refused.
 func (w *world) refundDenied(n *node, q *request) {
 	if q.n < 2 || !q.verdicts[0].OverLimit && !q.verdicts[1].OverLimit {
 		return
@@ -219,7 +232,8 @@ func (w *world) refundDenied(n *node, q *request) {
 	}
 }
 
-// count makes the judge count a decision, at its instant.
+// count makes the judge count a decision, at its instant. count is the one place at which decisions of nodes reach the
+// judge, the books and the fingerprint.
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.judges(k)
@@ -229,12 +243,14 @@ func (w *world) count(n *node, q *request, i int) {
 	if w.Check && !w.Storeless {
 		w.books.decided(n, k, a, v)
 	}
+	// The lowest bit says whether it was admitted, and the seven above it which source decided.
 	code := uint64(k.index)<<8 | uint64(v.Source)<<1
 	switch {
 	case a.Kind == ratelimit.Peek:
 	case a.Kind == ratelimit.Refund:
 		w.released(k, a, a.Cost)
 	case a.Kind == ratelimit.Release:
+		// Charged is the part that the node has credited.
 		n := v.Charged
 		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or learns of it later
 			n = a.Cost
@@ -258,7 +274,8 @@ func (w *world) count(n *node, q *request, i int) {
 	}
 }
 
-// admit makes the judge count an admission now.
+// admit makes the judge count an admission now. The bound is computed only for an admission beyond the limit, because
+// it walks over all faults.
 func (w *world) admit(k *key, cost ratelimit.Tokens) {
 	over := k.judge.Admit(k.part.time(), cost)
 	w.result.Admitted += cost
@@ -273,10 +290,12 @@ func (w *world) refuse(k *key, cost ratelimit.Tokens) {
 	w.result.Refused += cost
 }
 
-// printed adds a decision to the fingerprint.
+// printed adds a decision to the fingerprint. It is a step of FNV-1a, over one number for each decision instead of
+// bytes.
 func (w *world) printed(code uint64) { w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211 }
 
-// waited counts the wait of the caller, and the source of the decision.
+// waited counts the wait of the caller, and the source of the decision. Of two descriptors, the source of the first
+// counts.
 func (w *world) waited(q *request) {
 	w.result.Sources[ratelimit.Sources[q.verdicts[0].Source]]++
 	took := w.now - q.at

@@ -14,7 +14,8 @@ import (
 // budgets. This file has the wires between such nodes: encoded frames, in streams that keep their order and
 // break as a whole.
 
-// ring is a node's part in a ring, or nil for rules of other modes.
+// ring is a node's part in a ring, or nil for rules of other modes. It is the driver of its routing.Stepped, and
+// implements its Wires: Dial, HangUp and Send. Frames, timers and requests reach Stepped through step.
 type ring struct {
 	*node
 	*routing.Stepped
@@ -24,7 +25,9 @@ type ring struct {
 	left    bool
 }
 
-// stream is a connection from one incarnation of a node to one of another.
+// stream is a connection from one incarnation of a node to one of another. Each node of a pair opens a stream of its
+// own. It sends its calls over that and gets their answers back over it (way 0 and 1). A stream belongs to two
+// incarnations: one that starts again needs new ones.
 type stream struct {
 	from, to *node
 	ended    bool
@@ -38,6 +41,8 @@ const (
 	found     = time.Second            // until all nodes look for a new one
 )
 
+// joinRing makes the node's part in a ring, if the rule is of mode routing. With a store, an owner decides by the
+// node's leases (o.Store); without one, by its own memory (o.Local).
 func (n *node) joinRing() {
 	w := n.world
 	if !w.Rule.Coordination.Mode.Spec().Owned {
@@ -68,7 +73,8 @@ func (n *node) look() {
 	n.in(found, n.look)
 }
 
-// step makes an event happen at the node's ring. Its wall clock is right.
+// step makes an event happen at the node's ring. Its wall clock is right. step ends with send, because an event of the
+// ring may spend a lease and make a claim due.
 func (r *ring) step(do func()) {
 	if r.local != nil {
 		wall := time.UnixMicro(int64(r.ledgerTime()))
@@ -79,7 +85,9 @@ func (r *ring) step(do func()) {
 	r.send()
 }
 
-// route lets a node decide as a part of its ring.
+// route lets a node decide as a part of its ring. A decision of this node is counted at once (counts), and one of the
+// key's owner is counted at the owner, at its instant (decidedFor). Counting at the answer would be late by a hop,
+// perhaps in another window.
 func (w *world) route(n *node, q *request) {
 	n.waits = append(n.waits, q)
 	counts := func(int) {
@@ -102,8 +110,9 @@ func (w *world) route(n *node, q *request) {
 	}
 }
 
-// decidedFor counts the decision of an owner for another node, at its time. An owner that lacks the account
-// forwards the request to the node that has it: that node was counted.
+// decidedFor counts the decision of an owner for another node, at its time. An owner that lacks the account forwards
+// the request to the node that has it: that node was counted. A decision by on_store_failure is not one of the ledger,
+// so the asking node counts it when it uses it. The owner has booked its charge.
 func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromOwner {
 		return
@@ -120,7 +129,8 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	r.count(r.node, q, 0)
 }
 
-// undoneFor takes back the decision of an owner for another node, which did not wait for it.
+// undoneFor takes back the decision of an owner for another node, which did not wait for it. The admission was counted
+// at the owner's decision, whose instant is no longer known. It is in the verdict's window, so at is put into that.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	k := r.named[string(a.Key)]
 	at := r.ledgerTime()
@@ -134,8 +144,9 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 }
 
-// hears reports whether a frame from node to node arrives. Lost frames are sent again, as in TCP. If the second
-// is lost, too, the stream breaks.
+// hears reports whether a frame from node to node arrives. Lost frames are sent again, as in TCP. If the second is
+// lost, too, the stream breaks. Both numbers are drawn in any case, so that a frame uses as many random numbers whether
+// it arrives or not.
 func (w *world) hears(from, to *node) bool {
 	if from.parted > 0 || to.parted > 0 {
 		return false
@@ -144,7 +155,9 @@ func (w *world) hears(from, to *node) bool {
 	return !first || !again
 }
 
-// Dial implements routing.Wires.
+// Dial implements routing.Wires. A hello travels to the other node, which answers with a welcome. A refusal ends the
+// stream after another trip, and silence ends it after opening. Stepped must not be called within Dial, so that every
+// outcome is an event.
 func (r *ring) Dial(to string, hello []byte) {
 	slot, ok := r.slots[to]
 	if !ok {
@@ -193,7 +206,8 @@ func (r *ring) HangUp(to string) {
 	}
 }
 
-// Send implements routing.Wires.
+// Send implements routing.Wires. After a lost frame the stream is stalled: TCP delivers nothing behind a gap. Without a
+// partition it breaks soon, and in one it stays silent until the node notices that pings have no answers.
 func (r *ring) Send(to string, answer bool, frame []byte) {
 	slot, ok := r.slots[to]
 	if !ok {
@@ -224,7 +238,8 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 	}
 }
 
-// carry delivers a frame, after those sent before.
+// carry delivers a frame, after those sent before. It looks at the stream again on arrival: it may have broken on the
+// way.
 func (s *stream) carry(way int, do func()) {
 	to := [2]*node{s.to, s.from}[way]
 	s.from.behind(&s.last[way], 0, func() {
@@ -238,7 +253,8 @@ func (s *stream) carry(way int, do func()) {
 	})
 }
 
-// end breaks a stream, at both sides.
+// end breaks a stream, at both sides. Only the side that opened the stream reports Closed: the other one has a stream
+// of its own.
 func (s *stream) end(after time.Duration) {
 	if s.ended {
 		return
@@ -255,7 +271,8 @@ func (s *stream) end(after time.Duration) {
 	})
 }
 
-// leaveRing takes a node out of its ring with a handover, then ends it.
+// leaveRing takes a node out of its ring with a handover, then ends it. Meanwhile the node is not ready, so a balancer
+// sends it no requests.
 func (n *node) leaveRing() {
 	if n.ring.leaving {
 		return
@@ -265,7 +282,8 @@ func (n *node) leaveRing() {
 	n.goAway(n.now + int64(leaveTime))
 }
 
-// goAway ends a node after its handover, or at a time.
+// goAway ends a node after its handover, or at a time. A node that is cut off can never finish its handover, so
+// leaveTime bounds it.
 func (n *node) goAway(until int64) {
 	switch {
 	case n.ring.left:
@@ -281,7 +299,7 @@ func (n *node) goAway(until int64) {
 	}
 }
 
-// gone breaks the streams of an ended node.
+// gone breaks the streams of an ended node. The others notice after a hop, as by a TCP reset.
 func (w *world) gone(n *node) {
 	if n.ring == nil {
 		return
@@ -305,6 +323,8 @@ func (w *world) met(n *node) {
 	}
 }
 
+// lookOnce passes the addresses of the node's region to its ring. Discovery lists ended nodes, too, as a stale DNS
+// answer does.
 func (n *node) lookOnce() {
 	var addrs []string
 	for _, other := range n.nodes {
@@ -315,15 +335,18 @@ func (n *node) lookOnce() {
 	n.ring.step(func() { n.ring.Found(addrs) })
 }
 
-// ready reports whether a balancer uses the node: not if it is away, leaves, or has not joined.
+// ready reports whether a balancer uses the node: not if it is away, leaves, or has not joined. Without a ring, a live
+// node is ready at once.
 func (n *node) ready() bool {
 	return n.alive && (n.ring == nil || !n.ring.leaving && n.ring.Ready())
 }
 
-// takenOver is the silence after which others may own a node's keys: its last ping was one interval earlier.
+// takenOver is the silence after which others may own a node's keys: its last ping was one interval earlier. Pings
+// leave every half a second, and travel for up to a tenth.
 const takenOver = routing.TakeOver - 600*time.Millisecond
 
-// apart notes that some nodes may count separately for a while.
+// apart notes that some nodes may count separately for a while. Three seconds more are for the nodes to see each other
+// again.
 func (b *bound) apart(d time.Duration) {
 	if b.Storeless {
 		b.splits = append(b.splits, span{b.now, b.now + int64(d) + int64(3*time.Second)})

@@ -16,7 +16,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// store has all parts of the ledger, the seats, and the wires to them.
+// store has all parts of the ledger, the seats, and the wires to them. Messages are sent by ask, tell, register,
+// prolong and sit. reaches decides whether one arrives, and a part settles it (settle). The answer travels back the
+// same way, and may be lost, too. So a claim can be settled without its node's knowledge, which is the hardest case for
+// the protocol.
 type store struct {
 	*world
 	account.Partitioned         // nil: driven nodes call nothing of it, except Partition and Partitions below
@@ -26,11 +29,13 @@ type store struct {
 	ctx                 context.Context
 }
 
-// part is a server with its own accounts, epoch and clock. It fails alone.
+// part is a server with its own accounts, epoch and clock. It fails alone. Counts of faults are above 0 while a fault
+// lasts: several may overlap.
 type part struct {
 	*store
 	index  int
 	ledger Ledger
+	// A constant difference of its clock to the first part's.
 	ahead  ratelimit.LedgerTime
 	set    ratelimit.LedgerTime // sum of the changes of its clock
 	hung   int                  // number of faults
@@ -38,13 +43,15 @@ type part struct {
 	copies map[int64]older // by the instant of the failover that uses it
 }
 
-// older is an earlier state of a part, and the model of it.
+// older is an earlier state of a part, and the model of it. Both are needed: after a failover, the model must have lost
+// the same messages as the ledger.
 type older struct {
 	data  *account.MemoryStore
 	books map[name]*book
 }
 
-// memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover.
+// memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover. lives
+// counts its losses, so that each life has another id.
 type memory struct {
 	*account.Memory
 	lives int
@@ -60,6 +67,8 @@ func (m *memory) lose(older *account.MemoryStore) {
 
 var errRefused = errors.New("connection refused")
 
+// open makes the parts of the ledger. If keys move, all parts have one clock: accounts keep the times of the part that
+// they come from.
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
 	for i := range max(1, w.Parts) {
@@ -79,6 +88,7 @@ func (s *store) open(w *world) {
 const mostApart = 20 * time.Millisecond
 
 func (p *part) open() {
+	// A real ledger has no OnRecall, so no recall of it reaches a node.
 	if p.Ledger != nil {
 		l, err := p.Ledger(p.time)
 		if err != nil {
@@ -92,12 +102,13 @@ func (p *part) open() {
 	p.ledger = m
 }
 
-// time is the time of the part's clock.
+// time is the time of the part's clock. It is in microseconds, and the simulation counts nanoseconds.
 func (p *part) time() ratelimit.LedgerTime {
 	return p.origin + p.ahead + p.set + ratelimit.LedgerTime(p.now/1000)
 }
 
-// Partition implements [account.Partitioned].
+// Partition implements [account.Partitioned]. The real mapping of a Redis Cluster is by CRC16 of the hash tag. Any
+// fixed mapping does here.
 func (s *store) Partition(key string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
@@ -107,7 +118,8 @@ func (s *store) Partition(key string) int {
 // Partitions implements [account.Partitioned].
 func (s *store) Partitions() int { return len(s.parts) }
 
-// recall carries a recall to a holder.
+// recall carries a recall to a holder. Recalls are published messages: a lost one is not repeated by the wire, and the
+// ledger asks again only when it is short again.
 func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
 	p.result.Recalls++
 	n := p.nodeOf(h)
@@ -123,7 +135,8 @@ func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
 	})
 }
 
-// nodeOf is the node of a holder, or nil if it has ended.
+// nodeOf is the node of a holder, or nil if it has ended. The high bits of a holder's name are its node's, and the low
+// ones count its accounts (nameBits).
 func (w *world) nodeOf(h ratelimit.Holder) *node {
 	for _, n := range w.nodes {
 		if n.name == h>>nameBits {
@@ -133,12 +146,15 @@ func (w *world) nodeOf(h ratelimit.Holder) *node {
 	return nil
 }
 
-// reaches reports whether a message between a node and a part of the store arrives.
+// reaches reports whether a message between a node and a part of the store arrives. A net with losses draws a random
+// number in each call.
 func (s *store) reaches(n *node, p *part) bool {
 	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
-// reachesAll reports whether messages between a node and the parts of claims arrive.
+// reachesAll reports whether messages between a node and the parts of claims arrive. After a move, claims of one lane
+// belong to several parts. One of them that does not answer fails the whole batch. Each claim is one more chance of a
+// loss, so larger batches are lost more often.
 func (s *store) reachesAll(n *node, p *part, claims []account.Claim) bool {
 	arrives := s.reaches(n, p)
 	for i := range claims {
@@ -155,7 +171,15 @@ func (p *part) home(c *account.Claim) *part {
 	return p
 }
 
-// ask sends a batch, and delivers the answer, or an error.
+// ask sends a batch, and delivers the answer, or an error. One of several outcomes decides, and end runs only the
+// first:
+//
+//	the store refuses the connection -> error at once
+//	the message or its answer is lost -> error after lane.TimeLimit
+//	a duplicate is settled later, in addition -> its answer goes nowhere
+//	the answer arrives -> grants, or after lane.TimeLimit nothing more
+//
+// With Envoys, all of this takes no time, because their limiter cannot wait (prompt).
 func (s *store) ask(n *node, b *leasing.Batch) {
 	p := s.parts[b.Part()]
 	end := first(func(do func()) { do(); n.answered() })
@@ -184,6 +208,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
+	// It is by the node's clock, and runs late if the node is paused.
 	n.in(lane.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
 		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that
@@ -215,7 +240,8 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	})
 }
 
-// tell sends claims without waiting for answers.
+// tell sends claims without waiting for answers. They are the last messages of a node, each a message of its own: one
+// may be lost without the others.
 func (s *store) tell(n *node, claims []account.Claim) {
 	for _, c := range claims {
 		p := s.parts[s.Partition(c.Key)]
@@ -223,7 +249,8 @@ func (s *store) tell(n *node, claims []account.Claim) {
 	}
 }
 
-// prolong prolongs the youth of the ledger's epoch, because a node has more to state.
+// prolong prolongs the youth of the ledger's epoch, because a node has more to state. All parts are asked; one that is
+// not young ignores it.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
 		s.trip(n, p, func() {
@@ -234,7 +261,8 @@ func (s *store) prolong(n *node) {
 	}
 }
 
-// register carries a node's registration.
+// register carries a node's registration. Registrations are at the first part, as leasing has them at one server: there
+// is one clock for all of them.
 func (s *store) register(n *node, sent ratelimit.Instant) {
 	p := s.parts[0]
 	end := first(func(err error) {
@@ -245,7 +273,8 @@ func (s *store) register(n *node, sent ratelimit.Instant) {
 	s.trip(n, p, func() { _ = p.ledger.Register(s.ctx, n.name<<nameBits) }, end(nil))
 }
 
-// first makes calls of a function. The call that comes first runs it, and the others do nothing.
+// first makes calls of a function. The call that comes first runs it, and the others do nothing. An answer and its
+// timeout are both scheduled, and which one comes first decides.
 func first[T any](do func(T)) func(T) func() {
 	ended := false
 	return func(x T) func() {
@@ -258,7 +287,8 @@ func first[T any](do func(T)) func(T) func() {
 	}
 }
 
-// trip does something at a part, and then, if not nil, at the node, unless a message is lost.
+// trip does something at a part, and then, if not nil, at the node, unless a message is lost. Without an answer, then
+// is never called: callers that need to know set a timer.
 func (s *store) trip(n *node, p *part, do, then func()) {
 	if !s.reaches(n, p) {
 		return
@@ -271,7 +301,9 @@ func (s *store) trip(n *node, p *part, do, then func()) {
 	})
 }
 
-// takeBack takes back what ended nodes have in hand of an account, as leasing.Fleet.Run does.
+// takeBack takes back what ended nodes have in hand of an account, as leasing.Fleet.Run does. Three trips follow one
+// another: look at the account, ask which of its nodes have ended, and close those. A loss of any message ends it
+// without a result; the node tries again when it is short again.
 func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int)) {
 	k := s.named[c.Key]
 	var is *ratelimit.AccountLook
@@ -293,7 +325,9 @@ func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int))
 	s.trip(n, k.part, func() { is, _ = k.part.ledger.Look(s.ctx, c.Key, c.Window, &c.Limit) }, ask)
 }
 
-// settle settles claims of a lane now: at the part, except those of keys that have moved.
+// settle settles claims of a lane now: at the part, except those of keys that have moved. A lane of a Cluster has keys
+// of all servers, so its epoch is made of all of theirs. It gets another id if any of them lost its data, and is young
+// while any is.
 func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	if !p.moves() {
 		return p.settleHere(n, claims)
@@ -321,7 +355,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 	return grants, epoch, at, nil
 }
 
-// settleHere settles claims at the part.
+// settleHere settles claims at the part. Without claims, it only reads the epoch and the time, as a probe does.
 func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	grants := make([]account.Grant, len(claims))
 	epoch, at, err := p.ledger.Settle(p.ctx, claims, grants)
@@ -353,7 +387,8 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	return grants, epoch, at, err
 }
 
-// order is the places of messages in the order in which the ledger settles them: Redis settles draws last.
+// order is the places of messages in the order in which the ledger settles them: Redis settles draws last. The books
+// must add messages up in the ledger's order, or their sums in between differ.
 func (p *part) order(claims []account.Claim) []int {
 	all := make([]int, len(claims))
 	for i := range all {
@@ -367,14 +402,15 @@ func (p *part) order(claims []account.Claim) []int {
 	return all
 }
 
-// keep copies a part of the ledger for the failover at an instant.
+// keep copies a part of the ledger for the failover at an instant. The key is the instant at which the copy will be
+// used, because several failovers can wait at once.
 func (p *part) keep(failover int64) {
 	if m, ok := p.ledger.(*memory); ok {
 		p.copies[failover] = older{m.Copy(), p.books.kept(p)}
 	}
 }
 
-// failOver continues with the copy for it.
+// failOver continues with the copy for it. Without a copy, such as of a real ledger, nothing happens.
 func (p *part) failOver(at int64) {
 	if of, ok := p.copies[at]; ok {
 		p.ledger.(*memory).lose(of.data)
@@ -383,7 +419,7 @@ func (p *part) failOver(at int64) {
 	}
 }
 
-// forget loses all data.
+// forget loses all data. The seats are kept with the first part, and are lost with it.
 func (p *part) forget() {
 	if p.index == 0 {
 		p.seats.Forget()
@@ -392,14 +428,16 @@ func (p *part) forget() {
 	p.books.forget(p)
 }
 
-// evict loses the account of a key in use.
+// evict loses the account of a key in use. An account of an earlier window is no longer in use: its loss would not
+// matter.
 func (p *part) evict(k *key) {
 	w := k.window()
 	p.ledger.Evict(string(k.name), w)
 	p.books.evict(k, w)
 }
 
-// window is the ledger's current window; 0: of a bucket.
+// window is the ledger's current window; 0: of a bucket. Nodes may be in another window for a moment, by their own
+// clocks.
 func (k *key) window() ratelimit.Window {
 	if k.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		return 0
@@ -407,7 +445,9 @@ func (k *key) window() ratelimit.Window {
 	return k.rule.Limit.WindowAt(k.part.time())
 }
 
-// reset lets an operator refund a whole account, as leasing.Fleet.Reset does. It returns the refund.
+// reset lets an operator refund a whole account, as leasing.Fleet.Reset does. It returns the refund. A new holder
+// states a negative total: it takes back all that others have used. The first message reads the sum with a total of 0,
+// and the second one refunds it.
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	p.resets++
 	c := account.Claim{
@@ -429,7 +469,8 @@ func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	return refunded
 }
 
-// sit carries an application for a seat.
+// sit carries an application for a seat. An application without an answer may still have a seat at the ledger. The
+// keeper gets an error, and applies again.
 func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan approx.Plan) {
 	var t approx.Tenancy
 	var err error

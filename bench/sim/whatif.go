@@ -24,7 +24,8 @@ type Question struct {
 	MaxWait      time.Duration   // maximum time of 999 of 1,000 decisions
 }
 
-// Choice is one mode with its settings, and its results on a normal day and on a bad one.
+// Choice is one mode with its settings, and its results on a normal day and on a bad one. Declared holds on both days
+// only without an outage; a Violation in either run says that more passed than its faults allow.
 type Choice struct {
 	Name     string           `json:"name"`
 	Declared ratelimit.Tokens `json:"declared_over"`
@@ -47,6 +48,8 @@ type variant struct {
 	set  map[string]string // fields of the coordination
 }
 
+// variants are the choices of an answer. The first one, a lease of one token, is an exact limiter: it asks the store
+// for each request.
 var variants = []variant{
 	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{"leasing", map[string]string{"mode": "leasing"}},
@@ -57,8 +60,8 @@ var variants = []variant{
 	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
-// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of
-// completed runs and of all runs.
+// WhatIf answers a question by playing it with each choice. It calls progress with the numbers of completed runs and of
+// all runs. All choices get the same demand and the same faults, from one seed: they differ only by mode.
 func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
 	a := &Answer{}
 	for i, v := range variants {
@@ -90,6 +93,7 @@ func Runs() int64 { return int64(2 * len(variants)) }
 
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
+	// With fewer seats than nodes, some nodes could not drift, and approx would look slower than it is.
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
 	if err := setFields(&r.Coordination, v.set); err != nil {
 		return Options{}, fmt.Errorf("%s: %w", v.name, err)
@@ -104,8 +108,8 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 	return o, nil
 }
 
-// badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node
-// crashes and returns, and another stops.
+// badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node crashes and
+// returns, and another stops. Times are parts of the length, so that a short trace has all of them.
 func badDay(length time.Duration, nodes int) []Fault {
 	part := func(of float64) time.Duration { return time.Duration(of * float64(length)) }
 	return []Fault{
@@ -118,7 +122,8 @@ func badDay(length time.Duration, nodes int) []Fault {
 	}
 }
 
-// judge reports whether a choice meets the question's bounds.
+// judge reports whether a choice meets the question's bounds. The bad day must keep the bounds, but not the maximum
+// wait: an outage makes every mode wait.
 func (q *Question) judge(c *Choice) {
 	allowed := q.MaxOver.Of(q.Limit.Capacity())
 	switch {
@@ -140,7 +145,9 @@ func (q *Question) judge(c *Choice) {
 // added, and messages share frames.
 const hopWeight = 0.25
 
-// cost is the measure of choices: the work of the store and of the nodes, needless refusals, and waiting.
+// cost is the measure of choices: the work of the store and of the nodes, needless refusals, and waiting. Its unit is a
+// store operation for 1,000 decisions. A refusal that was needless costs as much as a store operation, and a
+// millisecond of p99.9 costs one.
 func (c *Choice) cost() float64 {
 	lost := 0.0
 	if c.Plain.Offered > 0 {
@@ -150,8 +157,8 @@ func (c *Choice) cost() float64 {
 	return c.Plain.ClaimsPerThousand() + hopWeight*hops + 1000*lost + float64(c.Plain.P999)/float64(time.Millisecond)
 }
 
-// recommend chooses the cheapest choice that fits. If there is none, it chooses the one with the shortest waits
-// of those within MaxOver.
+// recommend chooses the cheapest choice that fits. If there is none, it chooses the one with the shortest waits of
+// those within MaxOver. The first choice asks the store for each request, so its number is the measure in the reasons.
 func (a *Answer) recommend(q *Question) {
 	best := -1
 	for i := range a.Choices {

@@ -20,17 +20,21 @@ import (
 // epoch is the ledger's time at the beginning of runs, without Options.Start.
 const epoch ratelimit.LedgerTime = 1_800_144_000_000_000 // a midnight in January 2027, and the start of an even window of any length in use
 
-// world is one run.
+// world is one run. It has one goroutine: an event runs to its end before the next one begins, so no field needs a
+// lock. Events change the state at their instant and schedule what follows from it.
 type world struct {
 	*Options
-	now     int64 // virtual nanoseconds since the start
+	now int64 // virtual nanoseconds since the start
+	// The ledger's time at virtual time 0.
 	origin  ratelimit.LedgerTime
 	queue   queue.Queue
 	rnd     *rand.Rand
 	wakeRnd *rand.Rand // of [Net].Wake
 	nodes   []*node
-	fewest  int            // the smallest number of live nodes that a node has seen, including itself
-	slots   map[string]int // of nodes, by their addresses
+	fewest  int // the smallest number of live nodes that a node has seen, including itself
+	// An address stays with its slot; nodes has the newest incarnation of each.
+	slots map[string]int // of nodes, by their addresses
+	// The last name that was given. Names are never used again, as those of processes.
 	names   ratelimit.Holder
 	store   store
 	keys    []*key
@@ -43,12 +47,13 @@ type world struct {
 
 	result Result
 	waits  *hdrhistogram.Histogram // microseconds, of waiting requests
-	print  uint64
-	point  Point
-	every  int64 // nanoseconds to a point
-	ends   int64 // end of the run
-	idle   int   // events at this instant
-	bound  bound
+	// A hash of all decisions with their times, in their order: see printed.
+	print uint64
+	point Point
+	every int64 // nanoseconds to a point
+	ends  int64 // end of the run
+	idle  int   // events at this instant
+	bound bound
 }
 
 // key is one budget.
@@ -81,6 +86,10 @@ func Run(o Options) (*Result, error) {
 	return w.finish(), nil
 }
 
+// newWorld prepares a run at time 0. The order matters: each step draws random numbers, and may schedule events, which
+// run in that order at one instant. Another order gives every seed another history.
+//
+// The clock begins o.Start after the start of a window, so that a turn of the window falls anywhere in a run.
 func newWorld(o *Options, e *envoys) *world {
 	w := &world{
 		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
@@ -102,6 +111,7 @@ func newWorld(o *Options, e *envoys) *world {
 	for range o.Nodes {
 		w.join()
 	}
+	// Before this loop, only the last node has seen all others.
 	for _, n := range w.nodes { // nodes that start together look for each other
 		if n.ring != nil {
 			n.lookOnce()
@@ -118,6 +128,7 @@ func newWorld(o *Options, e *envoys) *world {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
 		w.queue.Push(w.every, w.mark)
 	}
+	// Nodes sweep, look and register for ever, so the queue is never empty: only this instant ends a run.
 	w.ends = int64(o.Load.Length) + int64(lane.TimeLimit) // work in progress at the end has ended
 	if o.Check && !o.Storeless {
 		w.ends = w.settleUp()
@@ -131,6 +142,9 @@ func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time
 // in schedules an event.
 func (w *world) in(d time.Duration, do func()) { w.queue.Push(w.now+int64(d), do) }
 
+// play merges two sources in the order of time: the arrivals of the load, and the queue. An arrival comes before an
+// event at the same instant. Arrivals are drawn one at a time, so that a long load needs no memory. After the last
+// arrival, events go on until w.ends.
 func (w *world) play() {
 	arrival := w.Load.Stream(w.Seed).Next
 	if w.Recorded != nil {
@@ -162,10 +176,12 @@ func (w *world) play() {
 	}
 }
 
-// livelock is the maximum of events at one instant.
+// livelock is the maximum of events at one instant. Time stands still while a node and the store answer each other
+// without a delay. Without this maximum, such a run would never end, and would not say why.
 const livelock = 200_000
 
-// finish computes the sums.
+// finish computes the sums. The declared bound is the largest that any key has now, at the end of the run, without
+// faults that no longer matter then (bound.lasts).
 func (w *world) finish() *Result {
 	r := &w.result
 	for _, n := range w.nodes {
@@ -189,6 +205,8 @@ func (w *world) finish() *Result {
 		}
 	}
 	decided := r.Requests
+	// The histogram has only requests that waited. A quantile of all decisions is therefore a higher one of the waits:
+	// with 10 % that waited, p99 is the 90th percentile of the waits.
 	quantile := func(q float64) time.Duration { // of all decisions, most of which took no time
 		if r.Waited == 0 || q*float64(decided) <= float64(decided-r.Waited) {
 			return 0
@@ -214,7 +232,9 @@ func (w *world) mark() {
 	}
 }
 
-// key returns a key of a rule. It makes the key at the first request.
+// key returns a key of a rule. It makes the key at the first request. Its name is the one that the product would give
+// it in a store. Versions of a rule that differ only in the amount share a key. Another unit or algorithm makes another
+// key.
 func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendPrefix(w.scratch[:0], rule.Domain, rule.Limit)
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
@@ -233,7 +253,8 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 // enter has a key's accounts be in a part of the ledger.
 func (k *key) enter(p *part) { k.part, k.parts = p, append(k.parts, p) }
 
-// larger is a rule with the larger limit of two.
+// larger is a rule with the larger limit of two. A node with the old version may spend up to the old limit until it
+// reads the new one. The judge has no access to a node's version, so it allows the largest.
 func larger(a, b *ratelimit.Rule) *ratelimit.Rule {
 	if b == a || b.Limit.Requests <= a.Limit.Requests && b.Limit.Burst <= a.Limit.Burst {
 		return a
@@ -257,7 +278,8 @@ func (w *world) judges(k *key) {
 	}
 }
 
-// violate ends the run.
+// violate ends the run. Only the first violation counts: later ones are often its consequences. play returns after the
+// current event.
 func (w *world) violate(node, key int, what string, args ...any) {
 	if w.result.Violation == nil {
 		w.result.Violation = &Violation{At: time.Duration(w.now), Node: node, Key: key, What: fmt.Sprintf(what, args...)}
@@ -272,7 +294,8 @@ func (w *world) trace(what string, args ...any) {
 	}
 }
 
-// travel draws the time of one way, which is above 0.
+// travel draws the time of one way, which is above 0. Half of the round trip is one way. It is never 0: an event must
+// not cause another at its own instant without end.
 func (w *world) travel(d Delay) time.Duration {
 	t := d.Least
 	if d.Tail > 0 {
@@ -281,13 +304,16 @@ func (w *world) travel(d Delay) time.Duration {
 	return max(t/2, time.Microsecond)
 }
 
-// behind delivers something on a way that keeps the order, behind what was sent last, and not before held.
+// behind delivers something on a way that keeps the order, behind what was sent last, and not before held. A stream of
+// TCP does the same: a message cannot overtake an earlier one. last is the arrival of the latest message, and two
+// messages never arrive at the same instant.
 func (w *world) behind(last *int64, held int64, do func()) {
 	*last = max(w.now+int64(w.travel(w.Net.Hop)), *last+1, held)
 	w.queue.Push(*last, do)
 }
 
-// alarm has something happen at an instant, unless that is set for the same or an earlier one. set is when.
+// alarm has something happen at an instant, unless that is set for the same or an earlier one. set is when. A later
+// alarm that was set before stays in the queue. It finds another instant in set, and does nothing.
 func (w *world) alarm(set *int64, at int64, do func()) {
 	if *set > w.now && *set <= at {
 		return
@@ -301,6 +327,7 @@ func (w *world) alarm(set *int64, at int64, do func()) {
 	})
 }
 
+// lost reports whether a message is lost. A net without losses draws no random number.
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }
 
 // plan has the drift seats for a node's rules.

@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// panel is one chart. about tells readers how to read it.
+// panel is one chart. about tells readers how to read it. A title is also its key in looks, so two panels that share a
+// title share their look.
 type panel struct {
 	title, about, unit string
 	wide               bool
@@ -17,21 +18,24 @@ type panel struct {
 	queries            []query
 }
 
+// query is one line of a chart. Its legend may name labels of the result, such as {{instance}}.
 type query struct{ expr, legend string }
 
-// step is the least value of a color.
+// step is the least value of a color. It colors all values from there to the next step.
 type step struct {
 	from  float64
 	color string
 }
 
-// look is how a panel shows values that are right or wrong: below all steps they are green.
+// look is how a panel shows values that are right or wrong: below all steps they are green. Panels without an entry in
+// looks have Grafana's colors.
 type look struct {
 	bars  bool
 	steps []step
 }
 
-// looks are those of panels, by title.
+// looks are those of panels, by title. Steps such as 0.5 and 100.5 lie between possible values, so that rounding does
+// not change a color.
 var looks = map[string]look{
 	"Nodes": {steps: []step{{-1, "red"}, {1, "green"}}},
 	"Rules beyond their bound, in the last hour":              {steps: []step{{0.5, "red"}}},
@@ -52,12 +56,14 @@ func (l look) colors() object {
 	return object{"mode": "absolute", "steps": steps}
 }
 
+// dashboard is a page of panels. The uid is also the name of its file, and the end of its URL.
 type dashboard struct {
 	uid, title string
 	panels     []panel
 }
 
-// by are the labels of a rule; on, the choice of rules at the top of a page.
+// by are the labels of a rule; on, the choice of rules at the top of a page. A variable of the page with "All" chosen
+// is .*, and matches metrics without that label, too.
 const (
 	by = "domain, rule, mode"
 	on = `namespace=~"$namespace",domain=~"$domain",rule=~"$rule"`
@@ -183,6 +189,8 @@ var dashboards = []dashboard{
 
 type object = map[string]any
 
+// json is the dashboard as Grafana imports it. It places panels from left to right in a grid of 24 columns, two to a
+// row, or one that is wide. All values come from the definition, so the files change only with it.
 func (d *dashboard) json() ([]byte, error) {
 	source := object{"type": "prometheus", "uid": "${source}"}
 	var panels []object
@@ -225,6 +233,7 @@ func (d *dashboard) json() ([]byte, error) {
 			x, y = 0, y+8
 		}
 	}
+	// A choice at the top of the page, filled by labels that Prometheus has now. All is the default.
 	choose := func(name, query string) object {
 		return object{
 			"name": name, "label": name, "type": "query", "datasource": source, "query": object{"query": query, "refId": name}, "definition": query,
@@ -251,6 +260,7 @@ func main() {
 	}
 }
 
+// write writes all dashboards into a folder. Each is named by its uid.
 func write(dir string) error {
 	for i := range dashboards {
 		text, err := dashboards[i].json()

@@ -1,13 +1,16 @@
 package main
 
-// highest is the highest window of each rule, as a percentage of some tokens.
+// highest is the highest window of each rule, as a percentage of some tokens. A window's use is the sum of three parts:
+// tokens from leases, admissions by on_store_failure, and drift. Rules that do not drift lack the last series: "or 0 *"
+// adds zeros with the same labels, because PromQL drops rows that match nothing.
 func highest(of string) string {
 	most := func(metric string) string { return `sum by (` + by + `) (` + metric + `{` + on + `})` }
 	return `100 * (max by (` + by + `) (sluice_window_used_tokens{` + on + `}) + ` + most("sluice_worst_key_by_policy_tokens") +
 		` + (` + most("sluice_worst_key_over_admission_tokens") + ` or 0 * ` + most("sluice_limit_tokens") + `)) / max by (` + by + `) (` + of + ` > 0)`
 }
 
-// declaredNow is the declared worst case of a window, with the limit: in an outage while a node has an open breaker.
+// declaredNow is the declared worst case of a window, with the limit: in an outage while a node has an open breaker. "a
+// or b" takes b only for labels that a lacks: so the outage's number, where there is one, comes before the normal one.
 const declaredNow = `(sluice_declared_outage_tokens{` + on + `} and on (namespace, job) max by (namespace, job) (sluice_store_breaker_open{` + in + `}) > 0)` +
 	` or (sluice_limit_tokens{` + on + `} + sluice_declared_over_admission_tokens{` + on + `})`
 

@@ -7,14 +7,17 @@ import (
 	"os"
 )
 
-// entry is a file of an archive: from a file, from bytes, or a link.
+// entry is a file of an archive: from a file, from bytes, or a link. One of the three is set. name is the path in the
+// archive.
 type entry struct {
 	name, from, link string
 	data             []byte
 	mode             int64
 }
 
-// archive writes a compressed tar whose bytes depend on nothing but what is in it.
+// archive writes a compressed tar whose bytes depend on nothing but what is in it. So a rebuild of the same commit has
+// the same sums, which proves that the binaries are of that source. Entries have the commit's time, owner 0, and the
+// order of the list.
 func (r *release) archive(name string, entries []entry) error {
 	packed, _, err := r.layer(entries)
 	if err != nil {
@@ -23,7 +26,7 @@ func (r *release) archive(name string, entries []entry) error {
 	return r.write(name, packed)
 }
 
-// layer is a tar of the entries, compressed and not.
+// layer is a tar of the entries, compressed and not. An image names its layers by the digests of both forms.
 func (r *release) layer(entries []entry) (packed, plain []byte, err error) {
 	plain, err = r.tar(entries)
 	if err != nil {
@@ -43,6 +46,7 @@ func (r *release) layer(entries []entry) (packed, plain []byte, err error) {
 	return b.Bytes(), plain, nil
 }
 
+// tar holds an archive in memory: the largest is the image, of some tens of megabytes.
 func (r *release) tar(entries []entry) ([]byte, error) {
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// bill writes what is in a binary, as the Go tool recorded it there: its modules,
-// their versions and sums, in CycloneDX 1.5.
+// bill writes what is in a binary, as the Go tool recorded it there: its modules, their versions and sums, in CycloneDX
+// 1.5. The standard library is a component, too: its vulnerabilities are reported by Go's version. A replaced module is
+// listed as its replacement, which is the code that was built.
 func (r *release) bill(name, binary string) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {

@@ -19,7 +19,7 @@ const (
 	kindLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
-// descriptor names a blob by what is in it.
+// descriptor names a blob by what is in it. The names of its fields are those of the specification.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -28,9 +28,11 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// layout collects blobs of an image.
+// layout collects blobs of an image. It is content-addressed: a blob's name is its digest, and other blobs refer to it
+// by a descriptor.
 type layout struct{ blobs []entry }
 
+// add adds a blob, and returns the descriptor by which others refer to it.
 func (l *layout) add(kind string, data []byte) descriptor {
 	sum := sha256.Sum256(data)
 	digest := hex.EncodeToString(sum[:])
@@ -45,8 +47,9 @@ func (l *layout) addJSON(kind string, v any) (descriptor, error) {
 
 type object = map[string]any
 
-// image writes the image of the Dockerfile, without Docker: an OCI layout in a tar, which `docker load`,
-// `podman load` and `skopeo copy oci-archive:` read.
+// image writes the image of the Dockerfile, without Docker: an OCI layout in a tar, which `docker load`, `podman load`
+// and `skopeo copy oci-archive:` read. From the outside in: index.json names the image and points at an index, which
+// has a manifest for each platform. A manifest points at the configuration and the one layer.
 func (r *release) image(work string) error {
 	var l layout
 	var manifests []descriptor
@@ -79,7 +82,9 @@ func (r *release) image(work string) error {
 	return r.write(r.name("_image.tar"), data)
 }
 
-// manifest adds the image for one platform: what the Dockerfile says.
+// manifest adds the image for one platform: what the Dockerfile says. bin/ratelimit is a link, so that a Deployment of
+// envoyproxy/ratelimit can keep its command. User 65532 is "nonroot" of distroless images. A change here belongs in the
+// Dockerfile, too.
 func (r *release) manifest(l *layout, p platform, binary string) (descriptor, error) {
 	packed, plain, err := r.layer([]entry{
 		{name: "bin/sluice", from: binary, mode: 0o755},

@@ -30,6 +30,7 @@ type platform struct{ os, arch string }
 // String is the platform as Go and Docker write it.
 func (p platform) String() string { return p.os + "/" + p.arch }
 
+// platforms are those of a release. The first one is also that of the bill.
 var platforms = []platform{
 	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"},
 }
@@ -64,7 +65,8 @@ func main() {
 	}
 }
 
-// run writes all files, or says why not.
+// run writes all files, or says why not. It first finds the version, because every file has it in its name. Old files
+// are removed, or SHA256SUMS would not list all that is there. Binaries come before the image, which contains them.
 func (r *release) run(ctx context.Context) error {
 	if err := r.identify(ctx); err != nil {
 		return err
@@ -89,7 +91,8 @@ func (r *release) run(ctx context.Context) error {
 	return r.sums()
 }
 
-// identify finds the version and the time of the commit.
+// identify finds the version and the time of the commit. A snapshot's version has the form of a Go pseudo-version,
+// which sorts before all releases.
 func (r *release) identify(ctx context.Context) error {
 	commit, err := r.git(ctx, "rev-parse", "HEAD")
 	if err != nil {
@@ -122,6 +125,7 @@ func (r *release) identify(ctx context.Context) error {
 	return nil
 }
 
+// git returns the output of a command of git in the repository, without the end of the line.
 func (r *release) git(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = r.top
@@ -132,7 +136,8 @@ func (r *release) git(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// build makes a static binary with its version.
+// build makes a static binary with its version. -trimpath removes the paths of the machine, and -s -w the symbols and
+// debug data. CGO would bind the binary to a C library.
 func (r *release) build(ctx context.Context, p platform, out string) error {
 	flags := "-s -w -X main.released=" + r.version
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", out, "./cmd/sluice")
@@ -147,7 +152,8 @@ func (r *release) build(ctx context.Context, p platform, out string) error {
 // name is that of a file of this release.
 func (r *release) name(rest string) string { return "sluice_" + r.version + rest }
 
-// binaryOf is the path of a platform's binary.
+// binaryOf is the path of a platform's binary. Each platform has a folder of its own, so that all binaries can be named
+// sluice.
 func binaryOf(work string, p platform) string {
 	name := "sluice"
 	if p.os == "windows" {
@@ -156,7 +162,8 @@ func binaryOf(work string, p platform) string {
 	return filepath.Join(work, p.os+"-"+p.arch, name)
 }
 
-// commands writes an archive for each platform, and what is in the first.
+// commands writes an archive for each platform, and what is in the first. All platforms have the same modules, so one
+// bill is enough.
 func (r *release) commands(ctx context.Context, work string) error {
 	for i, p := range r.platforms {
 		path := binaryOf(work, p)
@@ -181,7 +188,7 @@ func (r *release) commands(ctx context.Context, work string) error {
 	return nil
 }
 
-// sums writes SHA256SUMS, which sha256sum -c reads.
+// sums writes SHA256SUMS, which sha256sum -c reads. A line is the digest, two spaces and the name.
 func (r *release) sums() error {
 	slices.Sort(r.files)
 	var b strings.Builder
@@ -196,6 +203,7 @@ func (r *release) sums() error {
 	return r.write("SHA256SUMS", []byte(b.String()))
 }
 
+// write writes a file of the release, and notes it for SHA256SUMS and for the list that is printed.
 func (r *release) write(name string, data []byte) error {
 	r.files = append(r.files, name)
 	return os.WriteFile(filepath.Join(r.out, name), data, 0o644)

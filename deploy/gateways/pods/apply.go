@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Apply creates or changes the objects of a file, as kubectl apply does. Those without a namespace come into the given one.
+// Apply creates or changes the objects of a file, as kubectl apply does. Those without a namespace come into the given
+// one. It is a server-side apply. Force takes fields over that a controller has set: the file decides.
 func (c *Cluster) Apply(ctx context.Context, namespace string, file []byte) error {
 	return c.each(ctx, namespace, file, func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: "test", Force: true})
@@ -24,7 +25,7 @@ func (c *Cluster) Apply(ctx context.Context, namespace string, file []byte) erro
 	})
 }
 
-// Delete deletes the objects of a file that are there.
+// Delete deletes the objects of a file that are there. It returns at once; pods end later (Background).
 func (c *Cluster) Delete(ctx context.Context, namespace string, file []byte) error {
 	return c.each(ctx, namespace, file, func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		background := metav1.DeletePropagationBackground
@@ -36,7 +37,8 @@ func (c *Cluster) Delete(ctx context.Context, namespace string, file []byte) err
 	})
 }
 
-// Get returns the present form of each object of a file.
+// Get returns the present form of each object of a file. Objects are in the order of the file. A missing one is an
+// error.
 func (c *Cluster) Get(ctx context.Context, namespace string, file []byte) (all []*unstructured.Unstructured, err error) {
 	err = c.each(ctx, namespace, file, func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		now, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
@@ -46,6 +48,8 @@ func (c *Cluster) Get(ctx context.Context, namespace string, file []byte) (all [
 	return all, err
 }
 
+// each calls f for each document of a YAML file, in its order, up to the first error. Empty documents, as charts leave
+// them, are passed over.
 func (c *Cluster) each(ctx context.Context, namespace string, file []byte,
 	f func(dynamic.ResourceInterface, *unstructured.Unstructured) error,
 ) error {
@@ -72,7 +76,8 @@ func (c *Cluster) each(ctx context.Context, namespace string, file []byte,
 	}
 }
 
-// resource waits for the kind of an object: its definition may just have been applied.
+// resource waits for the kind of an object: its definition may just have been applied. The mapper keeps the kinds that
+// it has read, so it is reset before each new try.
 func (c *Cluster) resource(ctx context.Context, namespace string, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := o.GroupVersionKind()
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)

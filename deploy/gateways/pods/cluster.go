@@ -26,14 +26,19 @@ import (
 )
 
 const (
-	nodeIP   = "10.244.0.1"
+	// The one node: it is also the bridge of all pods, their gateway, their name server and the address of the API
+	// server.
+	nodeIP = "10.244.0.1"
+	// A local route makes the kernel accept connections to each of these addresses, so that a proxy can listen there.
 	services = "10.96.0.0/16"
 	// Clients is a range of addresses that requests from here can have as their source.
 	Clients = "10.1.0.0/16"
-	bearer  = "only-for-this-test"
+	// The API server cannot be reached from outside of the namespaces, so this token is no secret.
+	bearer = "only-for-this-test"
 )
 
-// Image stands for the images with Name in their names.
+// Image stands for the images with Name in their names. The first entry of Config.Images whose Name is in the name of a
+// container's image stands for it.
 type Image struct {
 	Name       string
 	Files      map[string]string // places in the container, and files of this machine
@@ -41,7 +46,7 @@ type Image struct {
 	User       int64
 }
 
-// Config is what a cluster runs.
+// Config is what a cluster runs. Logf gets events of the cluster, from several goroutines.
 type Config struct {
 	APIServer, Etcd string // programs
 	Images          []Image
@@ -57,7 +62,7 @@ type Cluster struct {
 	objects dynamic.Interface
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
 
-	// of the loop alone
+	// Of the loop alone, so they need no lock. Start writes them before the loop begins.
 	pods     map[types.UID]*pod
 	proxies  map[string]net.Listener // by address
 	nextPod  int
@@ -67,7 +72,9 @@ type Cluster struct {
 	names map[string][]string // addresses by name, without the last dot
 }
 
-// Start returns a cluster that works until ctx is done. Call it in Enter, once.
+// Start returns a cluster that works until ctx is done. Call it in Enter, once. Its steps: the bridge and the routes,
+// etcd and the API server, names, and then the loop. An error leaves programs running; they end with ctx, and with the
+// namespaces.
 func Start(ctx context.Context, config Config) (*Cluster, error) {
 	c := &Cluster{
 		Config: config, dir: os.Getenv(folder), pods: map[types.UID]*pod{},
@@ -97,11 +104,14 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 	return c, nil
 }
 
+// path is that of a file of the cluster. The folder is a file system in memory that ends with the namespaces (settle).
 func (c *Cluster) path(names ...string) string {
 	return filepath.Join(append([]string{c.dir}, names...)...)
 }
 
-// serveAPI starts etcd and the API server, and returns when it is ready.
+// serveAPI starts etcd and the API server, and returns when it is ready. The API server authorizes every request, and
+// has one administrator, with a static token. Admission of service accounts is off, because it needs a controller that
+// makes their objects. Their tokens are real: the server signs them with the key of accounts.key.
 func (c *Cluster) serveAPI(ctx context.Context) error {
 	key, tokens := c.path("accounts.key"), c.path("tokens.csv")
 	if err := writeKey(key); err != nil {
@@ -146,10 +156,12 @@ func (c *Cluster) serveAPI(ctx context.Context) error {
 	return err
 }
 
-// authority is the file with the certificates of the API server, and of the authority that it makes.
+// authority is the file with the certificates of the API server, and of the authority that it makes. The API server
+// makes a self-signed certificate in --cert-dir, and appends that of its authority to the file.
 func (c *Cluster) authority() string { return c.path("apiserver.crt") }
 
-// run starts a program of the cluster itself.
+// run starts a program of the cluster itself. It must run until ctx is done; an earlier end is logged, and nothing
+// starts it again.
 func (c *Cluster) run(ctx context.Context, name, program string, args ...string) error {
 	log, err := os.Create(c.path("logs", name))
 	if err != nil {
@@ -170,6 +182,7 @@ func (c *Cluster) run(ctx context.Context, name, program string, args ...string)
 	return nil
 }
 
+// writeKey writes a key that signs tokens of service accounts.
 func writeKey(name string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -182,7 +195,8 @@ func writeKey(name string) error {
 	return os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
 
-// Log returns the last lines of each log with part in its name (NAMESPACE_POD_CONTAINER).
+// Log returns the last lines of each log with part in its name (NAMESPACE_POD_CONTAINER). A test prints it when it
+// fails. A log grows over restarts of its container.
 func (c *Cluster) Log(part string, lines int) string {
 	names, _ := filepath.Glob(c.path("logs", "*"+part+"*"))
 	var b strings.Builder

@@ -17,7 +17,8 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// A container is one program of a pod, and what is started again when it ends.
+// A container is one program of a pod, and what is started again when it ends. The goroutine of keep owns it. Of its
+// changing fields, the loop reads only the atomics.
 type container struct {
 	*pod
 	spec  *core.Container
@@ -34,7 +35,8 @@ type container struct {
 	done     atomic.Bool // it ended well, and its pod does not restart such
 }
 
-// keep runs the program, again and again, until ctx is done. Then it lets it end in the time of grace.
+// keep runs the program, again and again, until ctx is done. Then it lets it end in the time of grace. A program that
+// ends early starts again after a second, where kubelet would wait longer each time.
 func (c *container) keep(ctx context.Context, grace func() time.Duration) {
 	for ctx.Err() == nil {
 		err := c.once(ctx, grace)
@@ -51,9 +53,12 @@ func (c *container) keep(ctx context.Context, grace func() time.Duration) {
 	}
 }
 
+// errEnded is why a container starts again. A server that ends without an error is started again, too.
 var errEnded = fmt.Errorf("the program ended")
 
-// once runs the program until it ends.
+// once runs the program until it ends. The order at the end is kubelet's: the hook before the end, then SIGTERM, then
+// SIGKILL. The hook gets a context of its own, because ctx is done by then. Signals go to the whole group of the
+// program (a negative id), so that its children end, too.
 func (c *container) once(ctx context.Context, grace func() time.Duration) error {
 	defer func() { _ = unix.Unmount(c.root, unix.MNT_DETACH) }()
 	command, err := c.prepare(ctx)
@@ -74,6 +79,7 @@ func (c *container) once(ctx context.Context, grace func() time.Duration) error 
 		return err
 	case <-ctx.Done():
 	}
+	// A grace of 0 is a forced deletion: there is no hook and no SIGTERM.
 	limit := grace()
 	if limit > 0 {
 		if c.spec.Lifecycle != nil && c.spec.Lifecycle.PreStop != nil {
@@ -97,7 +103,8 @@ func (c *container) once(ctx context.Context, grace func() time.Duration) error 
 	return nil
 }
 
-// start runs a command in the container.
+// start runs a command in the container. Setsid makes a group of its own for the program. A name without a slash is
+// looked up in the container's root: exec.LookPath would search this machine's.
 func (c *container) start(command []string) (*exec.Cmd, error) {
 	program := command[0]
 	if !strings.Contains(program, "/") {
@@ -115,7 +122,10 @@ func (c *container) start(command []string) (*exec.Cmd, error) {
 	return cmd, within(c.network, c.Name, cmd.Start)
 }
 
-// prepare makes the root of the container, and returns its command.
+// prepare makes the root of the container, and returns its command. Each start has a new root, so no file survives a
+// restart except in volumes, as in Kubernetes. Its steps: an empty file system, the machine's libraries, the image's
+// files, volumes, and then variables, because the command may name them. A read-only root is set last, when all is in
+// place.
 func (c *container) prepare(ctx context.Context) ([]string, error) {
 	if err := os.MkdirAll(c.root, 0o755); err != nil {
 		return nil, err
@@ -123,6 +133,7 @@ func (c *container) prepare(ctx context.Context) ([]string, error) {
 	if err := unix.Mount("root", c.root, "tmpfs", 0, "mode=755"); err != nil {
 		return nil, err
 	}
+	// MkdirAll is subject to the umask, so the modes are set after it.
 	for place, mode := range map[string]os.FileMode{"tmp": 0o1777, "data": 0o777, "etc": 0o755, "usr/local/bin": 0o755, "bin": 0o755} {
 		if err := os.MkdirAll(filepath.Join(c.root, place), 0o755); err != nil {
 			return nil, err
@@ -193,7 +204,8 @@ func (c *container) prepare(ctx context.Context) ([]string, error) {
 	return command, nil
 }
 
-// secure sets whose the process is: what the container says, or else its pod, or else the image.
+// secure sets whose the process is: what the container says, or else its pod, or else the image. The group has the
+// number of the user: images here have no other groups.
 func (c *container) secure() {
 	c.user, c.group = c.image.User, c.image.User
 	if s := c.Spec.SecurityContext; s != nil && s.RunAsUser != nil {
@@ -204,7 +216,8 @@ func (c *container) secure() {
 	}
 }
 
-// mount shows a file or folder of this machine in the container, with the mounts below it.
+// mount shows a file or folder of this machine in the container, with the mounts below it. A bind mount needs a place
+// that exists, of the same kind.
 func (c *container) mount(from, to string) error {
 	to = filepath.Join(c.root, to)
 	info, err := os.Stat(from)

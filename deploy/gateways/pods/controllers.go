@@ -17,11 +17,13 @@ import (
 
 // Annotations of the pods that the loop creates.
 const (
+	// An owner is the UID of a workload, and a revision the digest of its template.
 	ownerKey    = "pods/owner"
 	revisionKey = "pods/revision"
 )
 
-// loop makes the cluster what its objects say, five times a second.
+// loop makes the cluster what its objects say, five times a second. An error ends one round only: objects can change
+// while a round reads them.
 func (c *Cluster) loop(ctx context.Context) {
 	defer close(c.finished)
 	for ; ctx.Err() == nil; sleep(ctx, 200*time.Millisecond) {
@@ -32,6 +34,12 @@ func (c *Cluster) loop(ctx context.Context) {
 	}
 }
 
+// reconcile is one round of the loop. A round first shows and ends pods, then scales each workload by at most one pod,
+// removes pods without a workload, and updates services. Deployments may have one pod more while they roll (surge 1);
+// the others replace pods in place. DaemonSets have one pod, on the one node.
+//
+// A failure of one workload is logged and does not hold up the others, such as a Deployment whose image is missing
+// here.
 func (c *Cluster) reconcile(ctx context.Context) error {
 	pods, err := c.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -95,7 +103,9 @@ func (c *Cluster) reconcile(ctx context.Context) error {
 	return c.serve(ctx)
 }
 
-// follow ends the pods that are deleted, and shows the state of the others.
+// follow ends the pods that are deleted, and shows the state of the others. With a node name, the API server only marks
+// a pod as deleted. It removes the object when the node says that the containers have ended: a deletion with a grace of
+// 0. The precondition protects a later pod of the same name.
 func (c *Cluster) follow(ctx context.Context, objects []core.Pod) error {
 	there := map[types.UID]*core.Pod{}
 	for i := range objects {
@@ -129,8 +139,9 @@ func (c *Cluster) follow(ctx context.Context, objects []core.Pod) error {
 	return nil
 }
 
-// scale adds or removes one pod of a workload, if there are not as many of its present template as there should be. At most surge
-// are more than that. It removes a ready pod only if enough others are ready.
+// scale adds or removes one pod of a workload, if there are not as many of its present template as there should be. At
+// most surge are more than that. It removes a ready pod only if enough others are ready. A rollout is thus a sequence
+// of rounds: one new pod, wait until it is ready, one old pod away.
 func (c *Cluster) scale(ctx context.Context, owner metav1.ObjectMeta, template core.PodTemplateSpec, replicas, surge int32,
 ) (updated, ready int32, err error) {
 	text, err := json.Marshal(template)
@@ -154,6 +165,7 @@ func (c *Cluster) scale(ctx context.Context, owner metav1.ObjectMeta, template c
 	}
 	updated = int32(len(fresh))        //nolint:gosec // a few
 	all := updated + int32(len(stale)) //nolint:gosec // a few
+	// Stale pods go first. Fresh ones go only if there are more than replicas, as after a scale-down.
 	spare := append(stale, fresh...)
 	if updated <= replicas {
 		spare = stale
@@ -172,13 +184,15 @@ func (c *Cluster) scale(ctx context.Context, owner metav1.ObjectMeta, template c
 	switch {
 	case updated < replicas && all < replicas+surge:
 		return updated, ready, c.add(ctx, owner, template, revision)
+	// Without a surge, an old pod must go before a new one has a place.
 	case len(spare) > 0 && (ready > replicas || surge == 0 || !spare[0].ready()):
 		return updated, ready, c.remove(ctx, spare[0])
 	}
 	return updated, ready, nil
 }
 
-// add creates a pod of a template, and begins it.
+// add creates a pod of a template, and begins it. The API server makes the name of GenerateName and a random end. The
+// name is also the pod's host name, of at most 63 characters: hence 40 of the workload's.
 func (c *Cluster) add(ctx context.Context, owner metav1.ObjectMeta, template core.PodTemplateSpec, revision string) error {
 	o := &core.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 	o.Namespace, o.GenerateName = owner.Namespace, owner.Name[:min(40, len(owner.Name))]+"-"
@@ -197,7 +211,8 @@ func (c *Cluster) add(ctx context.Context, owner metav1.ObjectMeta, template cor
 	return nil
 }
 
-// remove deletes the object of a pod. The loop then ends the pod.
+// remove deletes the object of a pod. The loop then ends the pod. The object's grace period is the pod's own, from its
+// template.
 func (c *Cluster) remove(ctx context.Context, p *pod) error {
 	err := c.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
@@ -206,6 +221,8 @@ func (c *Cluster) remove(ctx context.Context, p *pod) error {
 	return err
 }
 
+// showDeployment writes the status of a Deployment. It writes only if a number changed: each write gives the object
+// another version and wakes all that watch it. kubectl rollout status and gateways' operators read these numbers.
 func (c *Cluster) showDeployment(ctx context.Context, d *apps.Deployment, updated, ready int32) error {
 	all := int32(0)
 	for _, p := range c.pods {

@@ -8,7 +8,9 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// serveNames answers questions for the names of services: with the address of the service, or with those of the ready pods of a headless one.
+// serveNames answers questions for the names of services: with the address of the service, or with those of the ready
+// pods of a headless one. There is one question at a time, which takes no time. An unreadable one has no answer, and
+// its sender tries again.
 func (c *Cluster) serveNames(conn net.PacketConn) {
 	question := make([]byte, 1500)
 	for {
@@ -22,6 +24,8 @@ func (c *Cluster) serveNames(conn net.PacketConn) {
 	}
 }
 
+// answer is the answer to a DNS message with one question. A known name without an address of the asked type, such as
+// AAAA, has an empty answer. NXDOMAIN would make resolvers give up the name for all types.
 func (c *Cluster) answer(question []byte) ([]byte, error) {
 	var m dnsmessage.Message
 	if err := m.Unpack(question); err != nil || len(m.Questions) != 1 {

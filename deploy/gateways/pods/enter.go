@@ -12,10 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the variable with the folder of the process within namespaces.
+// folder is the variable with the folder of the process within namespaces. Empty outside of namespaces.
 const folder = "PODS_FOLDER"
 
-// Missing says why this machine cannot run pods, or "".
+// Missing says why this machine cannot run pods, or "". It tries it: an `ip link add` in new namespaces says more than
+// version numbers.
 func Missing() string {
 	if os.Geteuid() != 0 {
 		return "pods need root, for networks and mounts of their own"
@@ -31,8 +32,10 @@ func Missing() string {
 	return ""
 }
 
-// Enter runs this program again, in namespaces of its own, and there main. It returns the exit status.
-// Whichever of both processes ends first, the kernel ends all others of the namespaces.
+// Enter runs this program again, in namespaces of its own, and there main. It returns the exit status. Whichever of
+// both processes ends first, the kernel ends all others of the namespaces. A Go process cannot move all of its threads
+// into new namespaces, so it starts itself again within them. The variable PODS_FOLDER tells the second run which of
+// both it is. It is process 1 of its namespace: the kernel ends all others with it. Pdeathsig ends it with the first.
 func Enter(main func() int) int {
 	if os.Getenv(folder) != "" {
 		if err := settle(); err != nil {
@@ -73,7 +76,8 @@ func Enter(main func() int) int {
 	return 0
 }
 
-// settle makes the mounts of this process its own.
+// settle makes the mounts of this process its own. Without private mounts, all mounts in here would appear on the
+// machine. /proc must be mounted anew to show the processes of this namespace.
 func settle() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -90,7 +94,8 @@ func settle() error {
 	return nil
 }
 
-// within runs f in a network, with a host name. What f starts stays there.
+// within runs f in a network, with a host name. What f starts stays there. Namespaces belong to threads, and a child
+// gets those of the thread that starts it.
 func within(network, host string, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -116,7 +121,7 @@ func within(network, host string, f func() error) error {
 	return <-result
 }
 
-// ip runs the program of this name.
+// ip runs the program of this name. Its output is in the error, because the exit status says nothing.
 func ip(args ...string) error {
 	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("ip %v: %w: %s", args, err, out)

@@ -15,8 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A pod is a network, and the containers in it. It begins with its object in the API server, and ends when the object has a
-// deletionTimestamp, or is gone. Any client of the API server can delete it.
+// A pod is a network, and the containers in it. It begins with its object in the API server, and ends when the object
+// has a deletionTimestamp, or is gone. Any client of the API server can delete it. Three goroutines meet here: the
+// loop, live, and each container's keep. stop and grace are the loop's order to end, and gone is live's answer.
 type pod struct {
 	*Cluster
 	*core.Pod
@@ -33,7 +34,8 @@ type pod struct {
 	shown string // the status that the API server has; of the loop alone
 }
 
-// begin starts the containers of an object.
+// begin starts the containers of an object. It lays a cable: one end is eth0 in the pod's network, and the other a port
+// of the bridge. Numbers are never used again, so an address of an ended pod answers no one.
 func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	c.nextPod++
 	p := &pod{
@@ -57,6 +59,7 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	}); err != nil {
 		return nil, err
 	}
+	// live removes the network and closes the logs. After an error in here, they stay until the namespaces end.
 	ctx, p.stop = context.WithCancel(ctx)
 	var first []*container
 	for i := range object.Spec.InitContainers {
@@ -78,7 +81,8 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	return p, nil
 }
 
-// container returns a container with the image and the log of its specification.
+// container returns a container with the image and the log of its specification. The log is opened once and appended
+// to, so it has all runs of the container.
 func (p *pod) container(spec *core.Container) (*container, error) {
 	k := &container{pod: p, spec: spec, root: filepath.Join(p.dir, spec.Name)}
 	for i, image := range p.Images {
@@ -97,7 +101,8 @@ func (p *pod) container(spec *core.Container) (*container, error) {
 	return k, log.Chmod(0o666) // programs may open /dev/stdout again
 }
 
-// live runs the first containers in turn, and then the others until ctx is done.
+// live runs the first containers in turn, and then the others until ctx is done. A pod whose init container is stopped
+// starts no other: keep returns at once when ctx is done.
 func (p *pod) live(ctx context.Context, first []*container) {
 	defer close(p.gone)
 	grace := func() time.Duration { return time.Duration(p.grace.Load()) }
@@ -114,18 +119,22 @@ func (p *pod) live(ctx context.Context, first []*container) {
 	for _, k := range p.containers {
 		_ = k.log.Close()
 	}
+	// It also removes the cable, whose other end is in the bridge.
 	if err := ip("netns", "del", p.network); err != nil {
 		p.Logf("%v", err)
 	}
 }
 
-// end begins the end of the containers. With no grace they are killed.
+// end begins the end of the containers. With no grace they are killed. grace is stored before stop, because keep reads
+// it when ctx is done.
 func (p *pod) end(grace time.Duration) {
 	p.ending = true
 	p.grace.Store(int64(grace))
 	p.stop()
 }
 
+// ready reports whether the pod can take requests. A pod is ready when all of its containers are. One without
+// containers would be, but the API server admits none.
 func (p *pod) ready() bool {
 	for _, k := range p.containers {
 		if !k.ready.Load() {
@@ -135,6 +144,7 @@ func (p *pod) ready() bool {
 	return true
 }
 
+// finished reports whether all programs have ended well and stay so, as of a job.
 func (p *pod) finished() bool {
 	for _, k := range p.containers {
 		if !k.done.Load() {
@@ -144,7 +154,8 @@ func (p *pod) finished() bool {
 	return true
 }
 
-// show writes the status of the pod, if it changed.
+// show writes the status of the pod, if it changed. It compares only the phase and readiness. Counts of restarts are
+// written with the next change of those.
 func (p *pod) show(ctx context.Context) error {
 	phase, ready := core.PodRunning, core.ConditionFalse
 	if p.finished() {

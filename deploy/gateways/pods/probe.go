@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// watch probes a running program until ctx is done, and ends one that does not live.
+// watch probes a running program until ctx is done, and ends one that does not live. The liveness probe reports nothing
+// before its first success, so a program that starts slowly is not killed.
 func (c *container) watch(ctx context.Context, cmd *exec.Cmd) {
 	go c.probe(ctx, c.spec.LivenessProbe, func(live bool) {
 		if !live {
@@ -29,7 +30,8 @@ func (c *container) watch(ctx context.Context, cmd *exec.Cmd) {
 	c.probe(ctx, c.spec.ReadinessProbe, c.ready.Store)
 }
 
-// probe reports the first success, and then each change.
+// probe reports the first success, and then each change. One success is enough, and FailureThreshold failures in a row
+// change it back. Without a probe, the program counts as ready at once.
 func (c *container) probe(ctx context.Context, p *core.Probe, report func(bool)) {
 	if p == nil {
 		report(true)
@@ -37,6 +39,7 @@ func (c *container) probe(ctx context.Context, p *core.Probe, report func(bool))
 	}
 	period := time.Duration(p.PeriodSeconds) * time.Second
 	good, failures := false, int32(0)
+	// Until the first success, a test waits for each probe, so periods of the object would only cost time.
 	for pause := 250 * time.Millisecond; ; {
 		sleep(ctx, pause)
 		err := c.handle(ctx, p.ProbeHandler, time.Duration(p.TimeoutSeconds)*time.Second)
@@ -56,7 +59,8 @@ func (c *container) probe(ctx context.Context, p *core.Probe, report func(bool))
 	}
 }
 
-// handle does what a probe or a hook says, in at most limit.
+// handle does what a probe or a hook says, in at most limit. An HTTP answer below 400 is a success, and a command's
+// exit status 0. The API server has filled in the defaults, such as TimeoutSeconds.
 func (c *container) handle(ctx context.Context, h core.ProbeHandler, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -105,9 +109,11 @@ func (c *container) handle(ctx context.Context, h core.ProbeHandler, limit time.
 	return errors.New("this kind of probe is unknown here")
 }
 
+// probes makes the HTTP requests of probes. A kept connection would show an old process as alive, after a new one has
+// taken its address.
 var probes = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// port returns the number of a port that may be a name.
+// port returns the number of a port that may be a name. A number stays as it is.
 func (c *container) port(p intstr.IntOrString) string {
 	for _, named := range c.spec.Ports {
 		if p.Type == intstr.String && named.Name == p.StrVal {

@@ -21,7 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// serve gives each service its endpoints, its names, and at its address a proxy to its pods.
+// serve gives each service its endpoints, its names, and at its address a proxy to its pods. A headless service has no
+// address: its name has the addresses of its ready pods, by which a gateway finds each one. Another has one address,
+// with a proxy for each TCP port. Services without a selector, such as kubernetes itself, have endpoints of their own.
+// The map of names is replaced as a whole, so deleted services disappear from it.
 func (c *Cluster) serve(ctx context.Context) error {
 	list, err := c.Kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -72,7 +75,8 @@ func (c *Cluster) serve(ctx context.Context) error {
 	return nil
 }
 
-// endpoints returns the slice of a service.
+// endpoints returns the slice of a service. Ending pods stay in it, as terminating: gateways may still drain
+// connections to them. The order is by address, so that an unchanged slice is equal to the last.
 func (c *Cluster) endpoints(s *core.Service) *discovery.EndpointSlice {
 	slice := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -107,7 +111,8 @@ func (c *Cluster) endpoints(s *core.Service) *discovery.EndpointSlice {
 	return slice
 }
 
-// target returns the number of a service's port in a pod.
+// target returns the number of a service's port in a pod. A named port is looked up in the containers of p, any pod of
+// the service; nil: there is none.
 func target(port core.ServicePort, p *pod) int32 {
 	if port.TargetPort.Type == intstr.Int {
 		return port.TargetPort.IntVal
@@ -124,6 +129,8 @@ func target(port core.ServicePort, p *pod) int32 {
 	return port.Port
 }
 
+// writeSlice creates or updates a slice, if it differs. Gateways watch slices, and an update without a change would
+// make them rebuild their configuration five times a second.
 func (c *Cluster) writeSlice(ctx context.Context, slice *discovery.EndpointSlice) error {
 	all := c.Kube.DiscoveryV1().EndpointSlices(slice.Namespace)
 	old, err := all.Get(ctx, slice.Name, metav1.GetOptions{})
@@ -139,7 +146,8 @@ func (c *Cluster) writeSlice(ctx context.Context, slice *discovery.EndpointSlice
 	return err
 }
 
-// showService says that a load balancer has the address of the service.
+// showService says that a load balancer has the address of the service. Gateways' operators wait for an address before
+// they report a Gateway as programmed.
 func (c *Cluster) showService(ctx context.Context, s *core.Service) error {
 	if s.Spec.Type != core.ServiceTypeLoadBalancer || len(s.Status.LoadBalancer.Ingress) > 0 {
 		return nil
@@ -152,7 +160,8 @@ func (c *Cluster) showService(ctx context.Context, s *core.Service) error {
 	return err
 }
 
-// Endpoints returns where the ready pods of a service listen, for one of its ports.
+// Endpoints returns where the ready pods of a service listen, for one of its ports. It reads the API server, and is
+// safe for any goroutine.
 func (c *Cluster) Endpoints(ctx context.Context, namespace, service, port string) (all []netip.AddrPort, err error) {
 	slice, err := c.Kube.DiscoveryV1().EndpointSlices(namespace).Get(ctx, service+"-pods", metav1.GetOptions{})
 	if err != nil {
@@ -171,7 +180,9 @@ func (c *Cluster) Endpoints(ctx context.Context, namespace, service, port string
 	return all, nil
 }
 
-// proxy hands connections to an address of a service to its pods in turn, as kube-proxy does.
+// proxy hands connections to an address of a service to its pods in turn, as kube-proxy does. It reads the endpoints
+// for each connection, from the API server, so that it needs no state that the loop must share. A proxy that is there
+// stays.
 func (c *Cluster) proxy(ctx context.Context, address, namespace, service, port string) error {
 	if c.proxies[address] != nil {
 		return nil
@@ -209,7 +220,7 @@ func (c *Cluster) proxy(ctx context.Context, address, namespace, service, port s
 	return nil
 }
 
-// pass copies both ways until both ended.
+// pass copies both ways until both ended. The end of one direction is passed on (CloseWrite), and the other may go on.
 func pass(a, b *net.TCPConn) {
 	done := make(chan struct{})
 	go func() {

@@ -18,7 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// data returns the entries of a Secret or a ConfigMap. One that is optional and missing has none.
+// data returns the entries of a Secret or a ConfigMap. One that is optional and missing has none. optional is the field
+// of the object that names it; nil means false.
 func (p *pod) data(ctx context.Context, secret bool, name string, optional *bool) (map[string][]byte, error) {
 	all := map[string][]byte{}
 	var err error
@@ -45,7 +46,7 @@ func (p *pod) data(ctx context.Context, secret bool, name string, optional *bool
 
 var reference = regexp.MustCompile(`\$\((\w+)\)`)
 
-// expand replaces $(NAME) as Kubernetes does.
+// expand replaces $(NAME) as Kubernetes does. A name that is unknown stays as it is written.
 func expand(text string, variables map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(r string) string {
 		if v, ok := variables[r[2:len(r)-1]]; ok {
@@ -55,7 +56,8 @@ func expand(text string, variables map[string]string) string {
 	})
 }
 
-// environment returns the variables of a container.
+// environment returns the variables of a container. A variable can name those before it. The API server's address is
+// its own, and not that of the service kubernetes, which has no proxy here.
 func (p *pod) environment(ctx context.Context, c *core.Container) (map[string]string, error) {
 	all := map[string]string{
 		"PATH": "/usr/local/bin:/usr/bin:/bin", "HOSTNAME": p.Name, "KUBERNETES_SERVICE_HOST": nodeIP, "KUBERNETES_SERVICE_PORT": "6443",
@@ -76,6 +78,8 @@ func (p *pod) environment(ctx context.Context, c *core.Container) (map[string]st
 	return all, nil
 }
 
+// value returns the value of a variable that comes from elsewhere. found is false for an optional entry that is
+// missing: then there is no variable, and not an empty one.
 func (p *pod) value(ctx context.Context, c *core.Container, from *core.EnvVarSource) (value string, found bool, err error) {
 	var all map[string][]byte
 	var key string
@@ -105,6 +109,7 @@ func (p *pod) value(ctx context.Context, c *core.Container, from *core.EnvVarSou
 }
 
 // resource returns what limits.NAME or requests.NAME says, or else the machine's processors, and memory that is enough.
+// Its form is that of GOMAXPROCS and GOMEMLIMIT: whole processors, rounded up, and bytes.
 func resource(c *core.Container, name string) string {
 	kind, name, _ := strings.Cut(name, ".")
 	list := c.Resources.Limits
@@ -122,6 +127,8 @@ func resource(c *core.Container, name string) string {
 
 var annotation = regexp.MustCompile(`^metadata\.(annotations|labels)\['(.*)'\]$`)
 
+// field returns a field of the pod, as the downward API has it. A path is like metadata.name, or
+// metadata.labels['app'].
 func (p *pod) field(path string) (string, error) {
 	if m := annotation.FindStringSubmatch(path); m != nil {
 		return map[string]map[string]string{"annotations": p.Annotations, "labels": p.Labels}[m[1]][m[2]], nil
@@ -137,6 +144,7 @@ func (p *pod) field(path string) (string, error) {
 	return value, nil
 }
 
+// lines writes labels or annotations. It is the form of a file of the downward API: NAME="VALUE" in each line, sorted.
 func lines(entries map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
@@ -145,7 +153,8 @@ func lines(entries map[string]string) string {
 	return b.String()
 }
 
-// volume returns the folder of a volume, with the files that it has now.
+// volume returns the folder of a volume, with the files that it has now. Its folder belongs to the pod and not to the
+// container, so containers share it, and it survives their restarts.
 func (p *pod) volume(ctx context.Context, name string) (string, error) {
 	dir := filepath.Join(p.dir, "volumes", name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -172,6 +181,7 @@ func (p *pod) volume(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("no volume %s", name)
 }
 
+// write writes a file that every user may read, with the folders above it.
 func write(name string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -179,6 +189,8 @@ func write(name string, text []byte) error {
 	return os.WriteFile(name, text, 0o644)
 }
 
+// files returns a volume's files by their paths. Those of a later projected source replace those of an earlier one.
+// Unknown sources are errors: a test must not pass because a file was left out.
 func (p *pod) files(ctx context.Context, v *core.Volume) (map[string][]byte, error) {
 	switch {
 	case v.EmptyDir != nil:
@@ -224,6 +236,7 @@ func (p *pod) files(ctx context.Context, v *core.Volume) (map[string][]byte, err
 	return files, nil
 }
 
+// downward returns files of the downward API. Those about resources are left out.
 func (p *pod) downward(items []core.DownwardAPIVolumeFile) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, i := range items {
@@ -239,7 +252,8 @@ func (p *pod) downward(items []core.DownwardAPIVolumeFile) (map[string][]byte, e
 	return files, nil
 }
 
-// chosen returns the entries under the paths of items, or all if there are no items.
+// chosen returns the entries under the paths of items, or all if there are no items. An item without an entry becomes
+// an empty file, where kubelet would wait.
 func chosen(all map[string][]byte, items []core.KeyToPath) map[string][]byte {
 	if len(items) == 0 {
 		return all
@@ -251,7 +265,8 @@ func chosen(all map[string][]byte, items []core.KeyToPath) map[string][]byte {
 	return files
 }
 
-// token returns a token of the pod's service account.
+// token returns a token of the pod's service account. An empty audience is the API server's own. A token lasts an hour
+// by default and is not renewed, so a container must not run longer.
 func (p *pod) token(ctx context.Context, audience string) ([]byte, error) {
 	request := &authentication.TokenRequest{}
 	if audience != "" {
@@ -265,7 +280,8 @@ func (p *pod) token(ctx context.Context, audience string) ([]byte, error) {
 	return []byte(t.Status.Token), nil
 }
 
-// account writes what a container finds of its service account.
+// account writes what a container finds of its service account. Clients within a cluster read these three files
+// (rest.InClusterConfig). ca.crt is the authority of the API server.
 func (p *pod) account(ctx context.Context, root string) error {
 	mount := p.Spec.AutomountServiceAccountToken
 	if p.Spec.ServiceAccountName == "" || mount != nil && !*mount {
@@ -287,7 +303,8 @@ func (p *pod) account(ctx context.Context, root string) error {
 	return nil
 }
 
-// system writes the files by which programs find users, hosts and names.
+// system writes the files by which programs find users, hosts and names. ndots:5 makes a short name such as redis be
+// looked up in the pod's namespace first, as kubelet sets it.
 func (p *pod) system(root string) error {
 	search := strings.ReplaceAll("NS.svc.cluster.local svc.cluster.local cluster.local", "NS", p.Namespace)
 	for name, text := range map[string]string{
