@@ -155,7 +155,7 @@ var dashboards = []dashboard{
 			{`sum by (instance) (sluice_rlqs_streams{` + in + `})`, "streams {{instance}}"}, {`sum by (instance) (sluice_rlqs_buckets{` + in + `})`, "buckets {{instance}}"},
 		}},
 		{"Requests decided by Envoys", "Reported by Envoys every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total{` + in + `}[$__rate_interval]))`, "{{decision}}"}}},
-		{"Tokens granted and credited", "Credited: the Envoy is proven dead, and its tokens can be granted again.", "short", true, false, []query{
+		{"Tokens granted and credited", "Credited: tokens that are proven unspent, and can be granted again.", "short", true, false, []query{
 			{`sum by (kind) (rate(sluice_rlqs_tokens_total{` + in + `,kind=~"granted|credited"}[$__rate_interval]))`, "{{kind}}"},
 			{`sum(sluice_rlqs_unproven_tokens{` + in + `})`, "unproven now"},
 		}},

@@ -208,8 +208,11 @@ func versioned(get *redis.StringCmd) ([]byte, uint64, error) {
 func (c *redisCell) Save(ctx context.Context, version uint64, data []byte) (bool, error) {
 	err := c.client.Watch(ctx, func(tx *redis.Tx) error {
 		_, is, err := versioned(tx.Get(ctx, c.name))
-		if err != nil || is != version {
-			return errors.Join(err, redis.TxFailedErr)
+		if err != nil {
+			return err
+		}
+		if is != version {
+			return redis.TxFailedErr
 		}
 		_, err = tx.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 			pipe.Set(ctx, c.name, data, 0)

@@ -39,20 +39,20 @@ func healthOf(ctx context.Context, client redis.UniversalClient) (redisHealth, e
 		h, err := healthOfOne(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
-		// The reports of the others still count.
 		if err == nil {
 			all = append(all, h)
 		}
 		return err
 	})
-	return worst(all), err
+	// While a server is down, evictions of the others count.
+	if len(all) == 0 {
+		return redisHealth{}, err
+	}
+	return worst(all), nil
 }
 
 // worst is the report of the servers as one: evicted keys add up, and the rest is that of the least safe server.
 func worst(all []redisHealth) redisHealth {
-	if len(all) == 0 {
-		return redisHealth{}
-	}
 	w := all[0]
 	for _, h := range all[1:] {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
