@@ -19,9 +19,10 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
+// decider is a limiter and what belongs to it.
+//
 // The limiters lie above each other. From below: the store's or this process's (ledger), the ring, the choice by mode
 // (newByMode), the audit, and overrides. A request passes them from above.
-// decider is a limiter and what belongs to it.
 type decider struct {
 	ratelimit.NodeLimiter
 	ring  *routing.Router    // nil: there is none

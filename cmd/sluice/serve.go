@@ -25,9 +25,10 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
+// Run serves until SIGTERM or SIGHUP (drains), or SIGINT (stops at once). After nohup, SIGHUP stays ignored.
+//
 // The life of a node: Run turns signals into two contexts, drain and hurry. serve checks settings, sizes the tables by
 // the memory, and assembles the parts, which opens the ports. live runs the parts, and ends them in order.
-// Run serves until SIGTERM or SIGHUP (drains), or SIGINT (stops at once). After nohup, SIGHUP stays ignored.
 func (c *serveCmd) Run(s cli.Streams) error {
 	drain, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -19,8 +19,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/upkeep"
 )
 
-// The store's failures are logged by kind, once a minute, with advice. The last one is in now, for the console.
 // shared is a limiter over one store, with a drift seat there.
+//
+// The store's failures are logged by kind, once a minute, with advice. The last one is in now, for the console.
 type shared struct {
 	*leasing.Fleet
 	slots  *slots.Limiter // of limits of all units

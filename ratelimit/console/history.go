@@ -27,10 +27,11 @@ const (
 	recentFor    = 10 * time.Second
 )
 
-// A look every two seconds goes into a ring. A chart's point is the difference of two looks that follow each other, and
-// the rates of the page are the difference over ten seconds.
 // History has the counters of a node in the last quarter of an hour, so that a newly opened page shows it at once. All
 // that it says is the difference of two looks. It is safe for concurrent use.
+//
+// A look every two seconds goes into a ring. A chart's point is the difference of two looks that follow each other, and
+// the rates of the page are the difference over ten seconds.
 type History struct {
 	metrics metrics.Collector
 	latency *metrics.Latency // of whole calls; nil: unknown

@@ -29,9 +29,10 @@ const (
 	defaultPage      = 100
 )
 
+// Overridden is an override in answers.
+//
 // The requests are those of HTTP for one resource: PUT sets, DELETE removes, GET reads. ETag and If-Match have the
 // version, so that two authors do not overwrite each other's change unseen.
-// Overridden is an override in answers.
 type Overridden struct {
 	Domain string `json:"domain"`
 	// Descriptor has the form of a query, key=value&key=value.

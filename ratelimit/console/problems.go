@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// A problem says what happens in What, and in Detail its cause or where to look. Each has a runbook with that name.
 // Problem is a fault of a node, or a warning for its operator. A page shows problems first.
+//
+// A problem says what happens in What, and in Detail its cause or where to look. Each has a runbook with that name.
 type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
 	What     string `json:"what"`

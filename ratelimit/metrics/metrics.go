@@ -25,9 +25,10 @@ import (
 // MaxRules is how many rules have series of their own; all others share those with the domain and key "(other)".
 const MaxRules = 10_000
 
+// Collector has the values of the metrics. It is a prometheus.Collector of all but those of rules; see Handler.
+//
 // A scrape has two parts. Metrics of rules are written as text (rules.go), because there may be 10,000 rules. All
 // others are collected here by the library of Prometheus.
-// Collector has the values of the metrics. It is a prometheus.Collector of all but those of rules; see Handler.
 type Collector struct {
 	Store   *config.Store
 	Stats   *rls.Stats

@@ -18,10 +18,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
+// Command validates rules as a server does, and declares what they promise.
+//
 // check reads rules and judges them without a server: it opens no port and connects to no store. The steps are in
 // Command.Run. findings.go prints problems, declare.go the worst case, regions.go and rlqs.go further tables, and
 // override.go adds rules of --override.
-// Command validates rules as a server does, and declares what they promise.
 type Command struct {
 	Path           string                `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
 	From           string                `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`

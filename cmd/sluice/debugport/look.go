@@ -14,11 +14,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
+// Watch looks at nodes each time that the interval has passed, and shows what they did since the look before. It returns
+// when ctx is done, when show fails, or at once if no node answers the first look. With all, it includes the nodes that
+// share the store of those that answer. One goroutine calls show, so show needs no lock. A slow show delays the next
+// look.
+//
 // A look asks all nodes for /console/state. Two looks give rates (since): counts of nodes only grow, so a difference is
-// the work in between. top and the demo print the result. Watch looks at nodes each time that the interval has passed,
-// and shows what they did since the look before. It returns when ctx is done, when show fails, or at once if no node
-// answers the first look. With all, it includes the nodes that share the store of those that answer. One goroutine
-// calls show, so show needs no lock. A slow show delays the next look.
+// the work in between. top and the demo print the result.
 func Watch(ctx context.Context, debug []string, all bool, interval time.Duration, show func(*Summary) error) error {
 	// The first look shows nothing, because rates need two. It tells a mistyped address at once.
 	before := lookAt(debug, all, nil)
