@@ -180,7 +180,10 @@ func (o *TokensOptions) measure(ctx context.Context, c *tokenCase) ([]TokensMeas
 	var starts, plays errgroup.Group
 	for i := range players {
 		p := &players[i]
-		p.way, p.of, p.o, p.latency = &tokenWays[i], c, o, newLatencies()
+		p.way = &tokenWays[i]
+		p.of = c
+		p.o = o
+		p.latency = newLatencies()
 		starts.Go(func() error { return p.open(ctx) })
 		defer func() {
 			if p.fleet != nil {

@@ -37,7 +37,7 @@ func (c *core) decideInStore(ctx context.Context, now instant, asks []ask, verdi
 	c.base.decide(ctx, now, 0, asks, verdicts)
 }
 
-// withStore decides asks of which an owner decides some. Its steps:
+// withStore decides asks about keys of this node and of others. Its steps:
 //
 //  1. Send all asks to their owners.
 //  2. Decide this node's own and hot keys by the base.

@@ -354,18 +354,25 @@ func (h *historian) drawn() {
 	if c.Mode.Spec().Owned {
 		c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx)
 	}
-	c.OnStoreFailure, c.Reclaim, c.Audit = ratelimit.FailClosed, ratelimit.ReclaimSafe, false
+	c.OnStoreFailure = ratelimit.FailClosed
+	c.Reclaim = ratelimit.ReclaimSafe
+	c.Audit = false
 	c.Lease.Fixed = 0
 	r.Limit = ratelimit.Limit{
 		Unit: ratelimit.Second, Multiplier: uint32(3 + h.IntN(10)), Requests: pick(h, ratelimit.Tokens(20), 40, 100, 1000) + ratelimit.Tokens(h.IntN(40)),
 	}
 	period := r.Limit.Period()
 	h.o.Start = time.Duration(h.Int64N(int64(period)))
-	h.o.Nodes, h.o.Second, h.o.Mix, h.o.Storeless = 2+h.IntN(4), nil, Mix{}, false
+	h.o.Nodes = 2 + h.IntN(4)
+	h.o.Second = nil
+	h.o.Mix = Mix{}
+	h.o.Storeless = false
 	h.o.Table = pick(h, 0, 0, 0, 1, 2)
 
 	l := &h.o.Load
-	l.Keys, l.Cost, l.Length = 1+h.IntN(4), pick(h, 1, 1, 3), 3*period+time.Duration(h.Int64N(int64(period)))
+	l.Keys = 1 + h.IntN(4)
+	l.Cost = pick(h, 1, 1, 3)
+	l.Length = 3*period + time.Duration(h.Int64N(int64(period)))
 	rate := float64(r.Limit.Requests) / period.Seconds() * float64(l.Keys) / float64(l.Cost) * (0.5 + 2*h.Float64())
 	l.Rate = max(2, min(rate, mostRequests/l.Length.Seconds()))
 
@@ -397,8 +404,10 @@ func (h *historian) relimit() {
 	at := time.Duration(0)
 	for range 1 + h.IntN(4) {
 		at += time.Duration(h.Int64N(int64(h.o.Load.Length / 2)))
-		if period := rule.Limit.Period(); h.chance(0.5) {
-			at += period - (at+h.o.Start)%period - 1 - time.Duration(h.Int64N(int64(min(2*time.Second, period-(at+h.o.Start)%period))))
+		if h.chance(0.5) {
+			period := rule.Limit.Period()
+			rest := period - (at+h.o.Start)%period
+			at += rest - 1 - time.Duration(h.Int64N(int64(min(2*time.Second, rest))))
 		}
 		if at >= h.o.Load.Length {
 			return

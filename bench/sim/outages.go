@@ -161,9 +161,13 @@ func (row *OutageRow) judge(o outage) error {
 		of, most, what := &row.Edges, out.Edges, "in which an outage begins or ends"
 		switch {
 		case ends <= o.from, begins >= o.to+probes:
-			of, most, what = &row.Normal, declare.Amount{Tokens: limit + declared.Over.Tokens}, "without an outage"
+			of = &row.Normal
+			most = declare.Amount{Tokens: limit + declared.Over.Tokens}
+			what = "without an outage"
 		case begins-ahead >= o.from && ends <= o.to:
-			of, most, what = &row.Between, out.Fleet(), "without any answer"
+			of = &row.Between
+			most = out.Fleet()
+			what = "without any answer"
 			most.Tokens += starts.Tokens + declared.Over.Drift
 		default:
 			most.Tokens += starts.Tokens

@@ -403,7 +403,7 @@ func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait 
 		case known != nil:
 			to.server = known
 			l.join(slot, part, known, moved)
-		// ASK can name a server without slots, of which the layout has no client. It gets one for this trip.
+		// An ASK may name a server that has no slots yet. The layout lacks it: it gets a client for this trip.
 		case to.asking:
 			o := *x.all[0].client.Options()
 			o.Addr, o.MaxRetries = addr, -1

@@ -42,7 +42,7 @@ type Limiter struct {
 
 // slotStats counts the work of a Limiter.
 type slotStats struct {
-	// failed counts messages of which no ask was answered.
+	// failed counts messages without an answer to any of their asks.
 	failed    atomic.Uint64
 	time      ratelimit.Distribution
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64

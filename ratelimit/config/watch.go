@@ -51,7 +51,7 @@ func (t *Tree) Watch(ctx context.Context, to *Store) error {
 			}
 			settle.Reset(wait)
 			continue
-		// Mostly too many events, of which some are lost: this look finds the changes.
+		// Mostly there were too many events, and some are lost. This look finds the changes.
 		case err := <-w.Errors:
 			log.Debug("watching the config", "error", err)
 		case <-look.C:
