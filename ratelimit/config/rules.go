@@ -223,8 +223,8 @@ func (d *Domain) OverrideKey(l ratelimit.Limit, entries []Entry, buf []byte) []b
 	return ratelimit.SealKey(buf, start)
 }
 
-// pattern is a value with one or more '*'. Each stands for any text, also an empty one. The parts of "/a*b" are "/a" and
-// "b".
+// pattern is a value with one or more '*'. Each stands for any text, also an empty one.
+// The parts of "/a*b" are "/a" and "b".
 type pattern struct {
 	text  string
 	parts []string // between the stars
