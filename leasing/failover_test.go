@@ -475,9 +475,6 @@ func TestReshardWithALoss(t *testing.T) {
 					if took > 0 || moved < min(200, row.n) {
 						return
 					}
-					if row.lost == 2 { // a loss is of what nodes have read: they meet a new master within two beats
-						time.Sleep(2 * beatEvery)
-					}
 					was, began := lives(), time.Now()
 					r.masters[row.lost].Do("FLUSHALL")
 					_, parts := r.of(row.lost)

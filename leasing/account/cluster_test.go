@@ -175,6 +175,44 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 	}
 }
 
+// A master that is new to the Cluster may lose its slots' data before this process has read its epoch. That is a loss of
+// its parts. Slots that it keeps are none.
+func TestClusterWithANewMaster(t *testing.T) {
+	for name, lost := range map[string]bool{"keeps its data": false, "loses it": true} {
+		t.Run(name, func(t *testing.T) {
+			servers := redistest.Cluster(t, 2)
+			r := newClustered(t, servers, weekly(100))
+			size := clusterSlots / r.Partitions()
+			before := make([]ratelimit.Epoch, r.Partitions())
+			for part := range before {
+				before[part], _, _ = r.part(part)
+			}
+			joined := redistest.Join(t, servers)
+			slots := make([]int, size+10) // part 0, and the lowest of part 1
+			for slot := range slots {
+				slots[slot] = slot
+			}
+			redistest.Move(append(servers, joined), servers[0], joined, slots, func(moved int) {
+				if lost && moved == size+5 { // slots that come later bring their names
+					joined.Do("FLUSHALL")
+				}
+			})
+			r.reading.Lock()
+			err := r.readLocked(t.Context())
+			r.reading.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			epochOf(t, r)
+			for part, was := range before {
+				if is, _, _ := r.part(part); (is.ID != was.ID) != (lost && part < 2) {
+					t.Errorf("part %d was in %+v, and is in %+v", part, was, is)
+				}
+			}
+		})
+	}
+}
+
 // The slots of a dead master are given to another, without their data: that is a loss.
 func TestClusterWithoutADeadMaster(t *testing.T) {
 	servers := redistest.Cluster(t, 2)

@@ -212,7 +212,8 @@ func (t *trip) look(ctx context.Context, a *tail, epoch string, err error) error
 		t.stale.Store(true)
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
-	known, written := t.server.life.Load(), t.server.kept.Load() == t.server.names.Load()
+	known, kept := t.server.life.Load(), t.server.kept.Load()
+	written := kept != nil && kept.of == t.server.names.Load()
 	is, ok := parseLife(epoch)
 	run, watches := a.run()
 	certain := written && watches && t.server.looked.Load() == t.doubts.Load()
@@ -295,7 +296,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 		}
 		keys = nil
 	}
-	answer, err := epochScript.Run(ctx, s.client, keys, arguments...).Text()
+	answer, err := epochScript.Run(ctx, s.client, keys, arguments...).StringSlice()
 	if err != nil {
 		l.stale.Store(true)
 		// A master without slots becomes a replica.
@@ -304,14 +305,17 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 		}
 		return life{}, fmt.Errorf("redis: %w", err)
 	}
-	is, ok := parseLife(answer)
+	if len(answer) == 0 {
+		return life{}, fmt.Errorf("%w: it is empty", ErrAnswer)
+	}
+	is, ok := parseLife(answer[0])
 	if !ok {
-		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
+		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer[0])
 	}
 	if lost {
 		s.instead.Store(false)
 	}
-	s.kept.Store(current)
+	s.kept.Store(&keptNames{of: current, all: answer[1:]})
 	s.looked.Store(doubts)
 	l.read(s, &is)
 	return is, nil

@@ -3,11 +3,12 @@
 --
 -- A life is the string "id began ends run replid", with times in us. It is stored under several names, in a Cluster in
 -- slots that may move. The run of a server that does not report it is "-". A name whose slot is at another server
--- says nothing. The script answers the life as it stores it.
+-- says nothing. The script answers the life as it stores it, and then the names that have it now.
 --
 -- ARGV: 1 an id for a new life; 2 the length of its youth in us; 3 the current time in us (0 except in tests); 4 flags;
--- 5 the life that the node has read of this server ("": none); 6 the number of names under which the node has read it
--- here. The names are KEYS, in a Cluster the rest of ARGV: those of 6 come first.
+-- 5 the life that the node has read of this server ("": none); 6 the number of names under which the node knows a life:
+-- that of 5, or without it those of the servers that the slots came from. The names are KEYS, in a Cluster the rest of
+-- ARGV: those of 6 come first.
 --
 -- Flags: 1 the node has totals to state; 2 the server is new to a Cluster that the node reads for longer; 4 slots came
 -- to it without their data.
@@ -42,14 +43,14 @@ local function ours(value)
 end
 
 -- Of several lives of this server, the latest counts: a slot that was away meanwhile brings back an older one.
--- lost: a name under which the node has read this server's life is here, and the life is gone.
+-- lost: the slot of a name of 6 is here, and the life is gone. Slots that moved bring the life of another server.
 local values, lost, is = {}, false, nil
 for i, name in ipairs(names) do
   local value = redis.pcall('GET', name)
   if type(value) ~= 'table' then -- otherwise an error: its slot is at another server
     local found = ours(value)
     values[name] = value or ''
-    lost = lost or i <= kept and not found
+    lost = lost or i <= kept and not found and (known ~= '' or not value)
     if found and not (is and is.began >= found.began) then is = found end
   end
 end
@@ -59,10 +60,10 @@ is = is or carried or nil
 
 -- A new life is old, until a node that has read another one says so: a first start is no loss.
 if not is or former and is.with ~= '-' and is.with ~= replid then is = { id = id, began = now, ends = 0 } end
--- another: the node has read another life of this server. A server that is new to a Cluster, and was a replica, may
--- have replaced a master whose life the node has read.
+-- another: the node has read another life of this server. A server that is new to a Cluster may have replaced a master
+-- whose life the node has read: it was a replica, or the life of its slots is gone.
 local was = string.match(known, '^%x+')
-local another = was and was ~= is.id or not was and former and flags % 4 >= 2
+local another = was and was ~= is.id or not was and flags % 4 >= 2 and (former or lost)
 -- Slots without their data are a loss under the same id: the life is as young as a new one.
 if flags >= 4 then is.began = now end
 local most = 5 * youth -- ratelimit.YoungMost
@@ -74,9 +75,9 @@ end
 
 local text = table.concat({ is.id, string.format('%.0f', is.began), string.format('%.0f', is.ends), here, replid }, ' ')
 -- The name of a slot that moves away between the two loops is refused. One that holds is enough.
-local holds, failed = carried, redis.error_reply('MOVED the names of the epoch')
+local answer, failed = { text }, redis.error_reply('MOVED the names of the epoch')
 for name, value in pairs(values) do
   local done = value == text or redis.pcall('SET', name, text)
-  if type(done) == 'table' and done.err then failed = done else holds = true end
+  if type(done) == 'table' and done.err then failed = done else table.insert(answer, name) end
 end
-return holds and text or failed
+return (carried or answer[2]) and answer or failed

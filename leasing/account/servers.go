@@ -60,13 +60,19 @@ type server struct {
 	// names are the names of its epoch's key. In a Cluster they are in the lowest and the highest of its slots of each
 	// part. When some move away, the others show whether the server has lost its data.
 	names atomic.Pointer[[]string]
-	// kept are the names under which the epoch was last written; nil: not yet. They are a pointer of names, so that the
-	// same pointer means that no name is missing.
-	kept     atomic.Pointer[[]string]
+	// kept are the names under which an epoch is here, as far as this process knows; nil: none.
+	kept     atomic.Pointer[keptNames]
 	life     atomic.Pointer[life] // last read; nil: not yet
 	looked   atomic.Uint64        // the doubts before the last look
 	losses   atomic.Uint64        // that this process has noticed
 	failures atomic.Int32         // trips in a row without an answer: any answer resets them
+}
+
+// keptNames are names of an epoch's key. They are immutable.
+type keptNames struct {
+	// of was the value of server.names when they were written; nil for names that came with slots from other servers.
+	of  *[]string
+	all []string
 }
 
 func (l *Redis) single(c *redis.Client) {
@@ -76,11 +82,11 @@ func (l *Redis) single(c *redis.Client) {
 	l.current.Store(&layout{all: all, parts: [][]*server{all}, losses: []uint64{0}})
 }
 
-// allNames are the names under which the epoch was read, and their number, and then the others. For epoch.lua, one of
-// the first that is missing is a sign of a loss, and one of the others may be new.
+// allNames are the kept names, and their number, and then the others. For epoch.lua, one of the first that is missing
+// is a sign of a loss, and one of the others may be new.
 func (s *server) allNames(current []string) (names []string, kept int) {
 	if was := s.kept.Load(); was != nil {
-		names = slices.Clone(*was)
+		names = slices.Clone(was.all)
 	}
 	kept = len(names)
 	for _, name := range current {
@@ -205,7 +211,8 @@ const silent = 3
 
 // enter makes a layout the current one. A part that gets slots of a server counts the losses that the server had since
 // the last layout. It also counts one if a server that did not answer is gone: its slots came without their data. The
-// slots of a server that answered until then have moved with their data.
+// slots of a server that answered until then have moved with their data. A server that is new may lose them before it
+// is read: then names are missing that came with its slots.
 func (l *Redis) enter(x *layout) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
@@ -216,6 +223,11 @@ func (l *Redis) enter(x *layout) {
 	l.current.Store(x) // before it looks for losses, so that none is missed
 	if was == nil {
 		return
+	}
+	for _, s := range x.all {
+		if s.life.Load() == nil && !slices.Contains(was.all, s) {
+			s.kept.Store(&keptNames{all: x.carriedTo(s, was.all)})
+		}
 	}
 	for part := range x.parts {
 		for _, s := range x.parts[part] {
@@ -236,6 +248,22 @@ func (l *Redis) enter(x *layout) {
 			}
 		}
 	}
+}
+
+// carriedTo are the names that other servers kept, and whose slots are now at this one.
+func (x *layout) carriedTo(s *server, others []*server) (names []string) {
+	for _, other := range others {
+		kept := other.kept.Load()
+		if kept == nil {
+			continue
+		}
+		for _, name := range kept.all {
+			if x.slots[slotOfName(name)].Load() == s {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 // join notes that a slot moves to a known server, or has moved there. It replaces the layout by a copy, because layouts
