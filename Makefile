@@ -134,7 +134,7 @@ bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
 
-# About 20 minutes on 2 cores.
+# About an hour on 2 cores.
 HISTORIES ?= 100000
 sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(LAB) sim histories --count $(HISTORIES)
