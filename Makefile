@@ -139,6 +139,11 @@ HISTORIES ?= 100000
 sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(LAB) sim histories --count $(HISTORIES)
 
+# About 10 minutes.
+CLUSTERS ?= 100
+clusters: deps ## CLUSTERS (100) Redis Clusters whose masters join, move slots, leave and lose their data, in any order
+	$(GO) test -count=1 -v -timeout 2h -run '^TestClusterOperations$$' ./leasing/account -clusters $(CLUSTERS)
+
 # About 3 minutes, of which the real Redis takes two.
 OUTAGES ?= 1000
 KILLS ?= 10

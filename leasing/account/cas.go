@@ -177,7 +177,7 @@ func (l *CAS) round(
 	}
 	err = l.commit(ctx, s.Life, states)
 	for n, i := range left {
-		if a := all[n].own; a.changed && !a.made {
+		if a := all[n].own; a.settled && !a.made {
 			again = append(again, i)
 		}
 	}
@@ -196,9 +196,6 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 			a.change.Version = a.version
 			a.change.Data = a.encode()
 			a.change.Until = a.over
-		}
-		a.changed = a.settled
-		if a.changed {
 			changes, changing = append(changes, a.change), append(changing, a)
 		}
 	}
@@ -293,7 +290,6 @@ type state struct {
 	settled bool
 	change  Change
 	asked   []ratelimit.Holder // recalled by the change
-	changed bool
 	made    bool
 }
 

@@ -132,49 +132,6 @@ func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
 	return e, from, to
 }
 
-// Slots that move with their keys change no epoch, even those of all its names in a part, and messages find their
-// accounts. A loss of the server that they moved to changes it.
-func TestClusterWhoseSlotsMove(t *testing.T) {
-	servers := redistest.Cluster(t, 2)
-	r := newClustered(t, servers, weekly(100))
-	key := r.heldBy(servers[0])
-	slot, part := slotOfName(r.nameOf(key, 1)), r.Partition(key)
-	r.settle(r.claim(key, 1, 1, 5))
-	first := epochOf(t, r)
-	size := clusterSlots / r.Partitions()
-	moving := []int{part * size, slot, (part+1)*size - 1}
-	redistest.Move(servers, servers[0], servers[1], slices.Compact(moving), nil)
-	again := r.claim(key, 2, 1, 5)
-	if g := r.settle(again); g[0].Granted != 5 || g[0].Sum != 10 {
-		t.Errorf("its account was not found: %+v", g[0])
-	}
-	if e := epochOf(t, r); e != first {
-		t.Errorf("%+v, and it was %+v", e, first)
-	}
-	// One name is evicted, wherever its slot is now. Others show that the data is there.
-	if err := r.cluster.Del(t.Context(), (*r.current.Load().all[0].names.Load())[0]).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if e := epochOf(t, r); e != first {
-		t.Errorf("%+v, and it was %+v", e, first)
-	}
-	servers[1].Do("FLUSHALL")
-	again.Seq++
-	e, _, err := r.Settle(t.Context(), []Claim{again}, make([]Grant, 1))
-	if is, _, _ := r.part(part); err != nil || is != e || is.Ends == 0 {
-		t.Errorf("the server of the key has lost its data: %+v, then %+v; %v", e, is, err)
-	}
-	last := epochOf(t, r)
-	for _, s := range servers {
-		s.Do("FLUSHALL")
-		e := epochOf(t, r)
-		if e.ID == last.ID {
-			t.Errorf("%v has lost its data: %+v", s, e)
-		}
-		last = e
-	}
-}
-
 // A master that is new to the Cluster may lose its slots' data before this process has read its epoch. That is a loss of
 // its parts. Slots that it keeps are none.
 func TestClusterWithANewMaster(t *testing.T) {

@@ -26,7 +26,7 @@ type servers struct {
 	one *server // without a Cluster; nil in one
 	// losses are those that this process has noticed at servers of each part. Invariant: they only rise, so each loss
 	// makes another epoch of the part.
-	losses [partitions]atomic.Uint64 // that this process has noticed at servers of each part
+	losses [partitions]atomic.Uint64
 
 	current atomic.Pointer[layout] // nil: not yet read
 	stale   atomic.Bool            // the servers of the Cluster, or their slots, have changed
@@ -60,7 +60,8 @@ type server struct {
 	// names are the names of its epoch's key. In a Cluster they are in the lowest and the highest of its slots of each
 	// part. When some move away, the others show whether the server has lost its data.
 	names atomic.Pointer[[]string]
-	// kept are the names under which an epoch is here, as far as this process knows; nil: none.
+	// kept are the names under which this process has seen an epoch here, or at a server that its slots came from; nil:
+	// none.
 	kept     atomic.Pointer[keptNames]
 	life     atomic.Pointer[life] // last read; nil: not yet
 	looked   atomic.Uint64        // the doubts before the last look

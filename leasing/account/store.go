@@ -51,8 +51,8 @@ type Snapshot struct {
 // Change is a change of a record.
 type Change struct {
 	StoreKey
-	Version uint64               // as read; 0: it was missing
-	Data    []byte               // nil: the record stays as it is, and its version is not checked
+	Version uint64 // as read; 0: it was missing
+	Data    []byte
 	Until   ratelimit.LedgerTime // time from which it may be dropped: StoreKey.Over, if that is not 0
 }
 

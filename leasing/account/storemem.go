@@ -79,14 +79,11 @@ func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([
 	made := make([]bool, len(changes))
 	for i := range changes {
 		c := &changes[i]
-		if c.Data != nil {
-			if s.records[c.Name].Version != c.Version {
-				continue
-			}
+		made[i] = s.records[c.Name].Version == c.Version
+		if made[i] {
 			s.version++
 			s.records[c.Name] = memoryRecord{Record{s.version, slices.Clone(c.Data)}, c.Until}
 		}
-		made[i] = true
 	}
 	if len(s.records) >= s.sweep {
 		s.dropLocked(s.clock())

@@ -332,7 +332,7 @@ func (s *Store) write(
 	for i := range changes {
 		made[i] = r.Responses[i].GetResponseTxn().GetSucceeded()
 		// The epoch is no usage, never ends, and is overwritten by any node.
-		if made[i] && changes[i].Data != nil && !strings.HasSuffix(changes[i].Name, account.EpochName) {
+		if made[i] && !strings.HasSuffix(changes[i].Name, account.EpochName) {
 			s.lives.wrote(&changes[i], r.Header.Revision, inLife)
 		}
 	}
@@ -348,18 +348,14 @@ func (s *Store) commit(
 	ops := make([]clientv3.Op, len(changes))
 	for i := range changes {
 		change := &changes[i]
-		var same []clientv3.Cmp
-		var puts []clientv3.Op
-		if change.Data != nil {
-			key := keyOf(change.Name)
-			lease, err := s.leases.of(ctx, c, now, change.Until, shareOf(change.Name))
-			if err != nil {
-				return nil, err
-			}
-			same = append(same, clientv3.Compare(clientv3.ModRevision(key), "=", int64(change.Version)))
-			puts = append(puts, clientv3.OpPut(key, string(change.Data), clientv3.WithLease(lease)))
+		key := keyOf(change.Name)
+		lease, err := s.leases.of(ctx, c, now, change.Until, shareOf(change.Name))
+		if err != nil {
+			return nil, err
 		}
-		ops[i] = clientv3.OpTxn(same, puts, nil)
+		same := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", int64(change.Version))}
+		put := []clientv3.Op{clientv3.OpPut(key, string(change.Data), clientv3.WithLease(lease))}
+		ops[i] = clientv3.OpTxn(same, put, nil)
 	}
 	return c.Txn(ctx).If(clientv3.Compare(clientv3.Value(lifeKey), "=", nonce)).Then(ops...).Commit()
 }

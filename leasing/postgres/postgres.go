@@ -205,10 +205,6 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	all := map[string]*rows{} // by their statements
 	for i := range changes {
 		c := &changes[i]
-		made[i] = c.Data == nil
-		if made[i] {
-			continue
-		}
 		sql := changeSQL
 		if c.Version == 0 {
 			sql = addSQL

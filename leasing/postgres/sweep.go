@@ -31,8 +31,8 @@ func (s *Store) partitions(ctx context.Context, changes []account.Change) error 
 	var all []int64
 	for i := range changes {
 		// Partition 0 is a part of the schema.
-		if c := &changes[i]; c.Data != nil && c.Over > 0 {
-			all = append(all, partitionOf(c.Over))
+		if over := changes[i].Over; over > 0 {
+			all = append(all, partitionOf(over))
 		}
 	}
 	return s.add(ctx, all)

@@ -12,22 +12,26 @@ import (
 	"time"
 )
 
-// Cluster starts a Redis Cluster of n masters without replicas. Its shards continue when another one is down.
+// Cluster starts a Redis Cluster of n masters without replicas, with contiguous slots. Its shards continue when another
+// one is down.
 func Cluster(tb testing.TB, n int) []*Server {
 	tb.Helper()
-	servers := make([]*Server, n)
+	return ClusterOf(tb, n, func(slot int) int { return slot * n / 16384 })
+}
+
+// ClusterOf is Cluster with a master for each slot.
+func ClusterOf(tb testing.TB, n int, masterOf func(slot int) int) []*Server {
+	tb.Helper()
+	servers, added := make([]*Server, n), make([][]any, n)
+	for slot := range 16384 {
+		i := masterOf(slot)
+		added[i] = append(added[i], slot)
+	}
 	for i := range servers {
 		servers[i] = startClustered(tb)
-	}
-	for i, s := range servers {
-		first, last := i*16384/n, (i+1)*16384/n-1
-		args := []any{"CLUSTER", "ADDSLOTS"}
-		for slot := first; slot <= last; slot++ {
-			args = append(args, slot)
-		}
-		s.Do(args...)
+		servers[i].Do(append([]any{"CLUSTER", "ADDSLOTS"}, added[i]...)...)
 		if i > 0 {
-			s.meet(servers[0])
+			servers[i].meet(servers[0])
 		}
 	}
 	untilWhole(servers, n)

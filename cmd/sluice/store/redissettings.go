@@ -37,7 +37,7 @@ type Redis struct {
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Skip the check of the server's name."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store. Fleets with different prefixes share no limits."`
 
-	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
+	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for the store at start, whichever it is. Then the process ends with an error. 0: no limit."`
 
 	HealthCheck bool `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health checks while Redis does not answer. The setting changes no decision: on_store_failure applies as always."`
 
