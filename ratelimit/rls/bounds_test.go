@@ -205,6 +205,24 @@ func overtaken(many int, large func(i int), small func()) int32 {
 	return before.Load()
 }
 
+// Many descriptors of a rule that replaces many others take no time of one by the other: it would be seconds.
+func TestManyReplacedNames(t *testing.T) {
+	const names = 2000
+	rules := "domain: d\ndescriptors:\n- key: k\n  rate_limit:\n    {unit: hour, requests_per_unit: 5, name: own, replaces: ["
+	for i := range names {
+		rules += fmt.Sprintf("{name: n%d}, ", i)
+	}
+	f := newFixture(t, Options{}, rules+"]}\n")
+	r := rlsRequest()
+	for range MaxDescriptors {
+		r.Descriptors = append(r.Descriptors, desc("k=v"))
+	}
+	begun := time.Now()
+	if _, err := f.call(r); err != nil || time.Since(begun) > time.Second {
+		t.Errorf("%d descriptors, %d names: %v after %v", MaxDescriptors, names, err, time.Since(begun))
+	}
+}
+
 // A small request after many large ones is not decided after all of them.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
