@@ -103,8 +103,10 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	// The caller has gone, and gets no answer. The charges of its request are given back, so that a caller who repeats
 	// it is not charged twice. What it has settled stays settled, and the costs of an ended request stay charged:
 	// gateways do not repeat the call at the end.
-	if s.options.Gate != nil && ctx.Err() != nil {
-		s.options.Gate.Gone()
+	if ctx.Err() != nil {
+		if s.options.Gate != nil {
+			s.options.Gate.Gone()
+		}
 		c.over = true // nothing of it passes
 		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
 		for i := range c.matches {
