@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,8 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/local"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/overrides"
+	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
 const overriddenRules = `domain: d
@@ -25,6 +31,35 @@ var (
 	leasedOverrides = fmt.Sprintf(overriddenRules, "on_deny: refund")
 	routedOverrides = fmt.Sprintf(overriddenRules, "mode: routing, on_store_failure: closed, on_deny: refund")
 )
+
+// Without a store, an override ends by the wall clock, which may have been set since the start.
+func TestOverridesEndByTheWallClock(t *testing.T) {
+	wall, clock, log := time.Now(), ratelimit.MonotonicClock(), slog.New(slog.DiscardHandler)
+	store := config.NewStore(config.Static{{Name: "a", Data: []byte(fmt.Sprintf(overriddenRules, ""))}}, config.Options{Coordination: ratelimit.DefaultCoordination()}, log)
+	if err := store.Load(); err != nil {
+		t.Fatal(err)
+	}
+	d := &decider{NodeLimiter: local.New(10, clock(), wall)}
+	d.override(overrides.NewTable(), store, wallTimes(clock), func() time.Time { return wall }, clock, log)
+	_, key := store.Rules().Domain("d").Match([]config.Entry{{Key: "five", Value: "x"}}, nil)
+	for _, step := range []time.Duration{8 * time.Hour, -24 * time.Hour} {
+		wall = wall.Add(step)
+		ban := &overrides.Override{Override: ratelimit.Override{Expires: ratelimit.LedgerTime(wall.Add(10 * time.Minute).UnixMicro())}}
+		if _, err := d.overrides.Set(t.Context(), key, ban, table.Any); err != nil {
+			t.Fatal(err)
+		}
+		for _, banned := range []bool{true, false} {
+			if _, is := d.overrides.Get(key); is != banned {
+				t.Errorf("after a step of %v, a ban is in force: %t, must be %t", step, is, banned)
+			}
+			a, v := []ratelimit.Ask{{Rule: store.Rules().All()[0], Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1)
+			if d.Decide(t.Context(), clock(), a, v); v[0].OverLimit != banned {
+				t.Errorf("after a step of %v, a request is refused: %t, must be %t", step, v[0].OverLimit, banned)
+			}
+			wall = wall.Add(11 * time.Minute)
+		}
+	}
+}
 
 // put sets an override over HTTP, again while the store does not answer in time: its disk may be busy.
 func (s *sluice) put(descriptor, body string) {

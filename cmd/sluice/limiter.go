@@ -67,7 +67,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	d.NodeLimiter = newByMode(d.NodeLimiter, d.ring, d.slots)
 	here := wallTimes(clock)
 	d.audit(here)
-	d.override(limits, rules, here, clock, log)
+	d.override(limits, rules, here, time.Now, clock, log)
 	return d, nil
 }
 
@@ -170,8 +170,8 @@ func (d *decider) audit(here wallTime) {
 // wallTime is this node's time at an instant, without corrections since its start.
 type wallTime = func(ratelimit.Instant) ratelimit.LedgerTime
 
-// wallTimes pairs both clocks once. A correction of the wall clock must not move times of the audit or of overrides
-// back.
+// wallTimes pairs both clocks once. A correction of the wall clock must not move times of the audit, or those that the
+// store's are compared with, back.
 func wallTimes(clock ratelimit.Clock) wallTime {
 	start, began := clock(), ratelimit.LedgerTime(time.Now().UnixMicro())
 	return func(now ratelimit.Instant) ratelimit.LedgerTime { return began.Add(now.Sub(start)) }

@@ -14,15 +14,15 @@ import (
 
 // override puts the table of overrides before the limiter: a copy of that in the store, or that of the peers. Times of
 // overrides are by the store's clock where there is a store, so that one ends at all nodes at once. Otherwise they are
-// by this node's clock.
-func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, clock ratelimit.Clock, log *slog.Logger) {
-	start, at := clock(), here
-	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: time.Now}}
+// by the wall clock: its corrections count, because the end of an override is one of its times.
+func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, wall func() time.Time, clock ratelimit.Clock, log *slog.Logger) {
+	start := clock()
+	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
+	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: wall}}
 	if d.shared == nil {
-		// Without a store, no Node drops ended records, so the table does so by itself.
 		d.beside(func(ctx context.Context) {
 			// Without a store, no Node drops ended records, so the table does so by itself.
-			upkeep.Every(ctx, time.Minute, func() { t.Forget(here(clock()), here(clock())) })
+			upkeep.Every(ctx, time.Minute, func() { t.Forget(at(clock()), at(clock())) })
 		})
 	} else {
 		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))

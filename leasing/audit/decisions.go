@@ -97,21 +97,28 @@ func (d *Decisions) count(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.
 	cost := a.Cost * ratelimit.Tokens(n)
 	switch {
 	case a.Kind == ratelimit.Refund, a.Kind == ratelimit.Release:
-		e.Admitted -= cost
+		add(&e.Admitted, -cost)
 	// A shadow rule refuses nothing.
 	case !v.OverLimit || a.Rule.Shadow:
-		e.Admitted += cost
+		add(&e.Admitted, cost)
 		if n == takenBack {
-			e.Refused += a.Cost
+			add(&e.Refused, a.Cost)
 		}
 	default:
 		if n == once {
-			e.Refused += cost
+			add(&e.Refused, cost)
 		}
-		e.RefusedCharged += (v.Charged + v.Debt) * ratelimit.Tokens(n)
+		add(&e.RefusedCharged, (v.Charged+v.Debt)*ratelimit.Tokens(n))
 	}
 	if len(d.open) >= mostOpen {
 		d.write()
+	}
+}
+
+// add adds tokens to a sum, which stays where it would overflow: a caller may give 2^63-1 tokens back, and again.
+func add(to *tokens, n tokens) {
+	if sum := *to + n; (sum > *to) == (n > 0) {
+		*to = sum
 	}
 }
 

@@ -180,6 +180,19 @@ func TestDecisionsAreRecorded(t *testing.T) {
 	}
 }
 
+// However many tokens callers give back, they admit none by that.
+func TestDecisionsDoNotOverflow(t *testing.T) {
+	r := newRecorded(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 90})
+	for range 2 {
+		for range 2 {
+			r.asks(ratelimit.Refund, ratelimit.MaxTokens)
+		}
+		if all := r.windows(); len(all) != 1 || all[0].Admitted != -ratelimit.MaxTokens {
+			t.Errorf("%+v", all[0].Decided)
+		}
+	}
+}
+
 // Each window has its own line, and a rule without an audit has none.
 func TestDecisionsOfWindows(t *testing.T) {
 	r := newRecorded(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5})

@@ -136,9 +136,9 @@ func (w *Window) add(e *Event) {
 		w.Begins = time.UnixMicro(int64(e.At)).UTC()
 	}
 	if e.Kind == WasDecided {
-		w.Admitted += e.Admitted
-		w.Refused += e.Refused
-		w.RefusedCharged += e.RefusedCharged
+		add(&w.Admitted, e.Admitted)
+		add(&w.Refused, e.Refused)
+		add(&w.RefusedCharged, e.RefusedCharged)
 		return
 	}
 	w.Events++

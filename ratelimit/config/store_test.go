@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -314,6 +315,42 @@ func TestTree(t *testing.T) {
 	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
 	if _, err := swapped.Read(); err == nil || !swapped.changed() {
 		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
+	}
+}
+
+// A set of files is read as a whole, also while its root is swapped for another.
+func TestTreeIsReadAsAWhole(t *testing.T) {
+	dir := t.TempDir()
+	for _, release := range []string{"1", "2"} {
+		for i := range 20 {
+			writeFile(t, filepath.Join(dir, release, fmt.Sprint(i)), release)
+		}
+	}
+	root := filepath.Join(dir, "current")
+	swap := func(release string) {
+		if err := errors.Join(os.Symlink(release, root+"2"), os.Rename(root+"2", root)); err != nil {
+			t.Error(err)
+		}
+	}
+	swap("1")
+	var swaps sync.WaitGroup
+	swaps.Go(func() {
+		for range 500 {
+			swap("2")
+			swap("1")
+		}
+	})
+	defer swaps.Wait()
+	for range 200 {
+		texts, err := (&Tree{Path: root, Root: root}).Read()
+		for _, text := range texts {
+			if string(text.Data) != string(texts[0].Data) || len(texts) != 20 {
+				err = fmt.Errorf("of %d files, %s is of another release", len(texts), text.Name)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -115,6 +115,7 @@ func (t *Tree) walk() treeWalk {
 type treeWalk struct {
 	tree  *Tree
 	caps  Caps
+	top   string          // the real path of the directory
 	seen  map[string]bool // real paths of directories
 	count int             // names looked at, of directories and files
 	bytes int             // of files
@@ -132,7 +133,12 @@ func (w *treeWalk) all() error {
 	case err != nil:
 		return fmt.Errorf("config path: %w", err)
 	case info.IsDir():
-		return w.dir(path)
+		// Links are resolved once: after a swap of Root during the walk, it reads on where it began.
+		w.top, err = filepath.EvalSymlinks(path)
+		if err != nil {
+			return fmt.Errorf("config directory: %w", err)
+		}
+		return w.dir(w.top)
 	}
 	data, err := w.read(path)
 	w.files = []Text{{Name: filepath.Base(path), Data: data}}
@@ -183,7 +189,7 @@ func (w *treeWalk) entry(path string) error {
 	if err != nil {
 		return err
 	}
-	name, _ := filepath.Rel(w.tree.Path, path) // which it begins with
+	name, _ := filepath.Rel(w.top, path) // which it begins with
 	w.files = append(w.files, Text{Name: name, Data: data})
 	return nil
 }

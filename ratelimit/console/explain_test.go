@@ -263,7 +263,13 @@ func TestHistoryIsBounded(t *testing.T) {
 				Decisions: uint64(1000 - i),
 			})
 		}
+		// The path of a rule may be as long as its file.
+		s.Rules = append(s.Rules, metrics.RuleState{Rule: strings.Repeat("x", 1<<20), Decisions: uint64(9000 + i)})
 		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
+	}
+	recent, _ := h.Recent()
+	if text, err := json.Marshal(recent); err != nil || len(text) > 10<<10 {
+		t.Errorf("%d bytes are registered: %v", len(text), err)
 	}
 	v := h.columns(0)
 	if len(v.Rules) != chartedRules {

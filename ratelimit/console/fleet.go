@@ -34,9 +34,12 @@ func (r *Rates) add(o *Rates) {
 	r.Worst = max(r.Worst, o.Worst)
 }
 
-// busiestRules are those with the most decisions, at most chartedRules.
+// longestID is the longest name of a rule in a registration, in bytes: the store sends those of each node to each.
+const longestID = 1 << 10
+
+// busiestRules are those with the most decisions, at most chartedRules. Rules with long names are left out.
 func busiestRules(all []RuleRates) []RuleRates {
-	all = slices.DeleteFunc(all, func(r RuleRates) bool { return r.Passed+r.Refused == 0 })
+	all = slices.DeleteFunc(all, func(r RuleRates) bool { return r.Passed+r.Refused == 0 || len(r.ID) > longestID })
 	slices.SortFunc(all, func(a, b RuleRates) int {
 		return cmp.Or(cmp.Compare(b.Passed+b.Refused, a.Passed+a.Refused), cmp.Compare(a.ID, b.ID))
 	})

@@ -205,6 +205,30 @@ func overtaken(many int, large func(i int), small func()) int32 {
 	return before.Load()
 }
 
+// Many descriptors of a rule with many names, or with much metadata, do not take the time of one by the other: that
+// would be seconds.
+func TestManyDescriptorsOfALargeRule(t *testing.T) {
+	var names, entries []byte
+	for i := range 20_000 {
+		names, entries = fmt.Appendf(names, "{name: n%d}, ", i), fmt.Appendf(entries, "k%d: 1, ", i)
+	}
+	f := newFixture(t, Options{DynamicMetadata: true}, fmt.Sprintf(`domain: d
+descriptors:
+- {key: replaces, rate_limit: {unit: hour, requests_per_unit: 5, name: own, replaces: [%s]}}
+- {key: metadata, rate_limit: {unit: hour, requests_per_unit: 5000}, metadata: {%s}}
+`, names, entries))
+	for _, key := range []string{"replaces=x", "metadata=x"} {
+		r := rlsRequest()
+		for range MaxDescriptors {
+			r.Descriptors = append(r.Descriptors, desc(key))
+		}
+		begun := time.Now()
+		if _, err := f.call(r); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("%d descriptors %s: %v after %v", MaxDescriptors, key, err, time.Since(begun))
+		}
+	}
+}
+
 // A small request after many large ones is not decided after all of them.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)

@@ -103,8 +103,10 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	// The caller has gone, and gets no answer. The charges of its request are given back, so that a caller who repeats
 	// it is not charged twice. What it has settled stays settled, and the costs of an ended request stay charged:
 	// gateways do not repeat the call at the end.
-	if s.options.Gate != nil && ctx.Err() != nil {
-		s.options.Gate.Gone()
+	if ctx.Err() != nil {
+		if s.options.Gate != nil {
+			s.options.Gate.Gone()
+		}
 		c.over = true // nothing of it passes
 		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
 		for i := range c.matches {
@@ -221,14 +223,27 @@ func (c *call) ask(m *match, a ratelimit.Ask) {
 	c.asks = append(c.asks, a)
 }
 
-// dropReplaced takes out the rules whose name another matched rule replaces. The asks that stay are appended behind all
-// others, and then moved to the front together. In place, one could overwrite another: the asks of ends come last,
-// whatever their match's place.
+// dropReplaced takes out the rules whose name another matched rule replaces. A rule may do so that is itself replaced.
+// The names are gathered once: to look through those of each rule, for each descriptor, would take minutes.
+//
+// The asks that stay are appended behind all others, and then moved to the front together. In place, one could
+// overwrite another: the asks of ends come last, whatever their match's place.
 func (c *call) dropReplaced() {
+	seen, replaced := map[*ratelimit.Rule]bool{}, map[string]bool{}
+	for i := range c.matches {
+		r := c.matches[i].rule
+		if r == nil || len(r.Replaces) == 0 || seen[r] {
+			continue
+		}
+		seen[r] = true
+		for _, name := range r.Replaces {
+			replaced[name] = true
+		}
+	}
 	all := len(c.asks)
 	for i := range c.matches {
 		m := &c.matches[i]
-		m.replaced = m.rule != nil && !m.rule.Unlimited && c.isReplaced(m.rule.Name)
+		m.replaced = m.rule != nil && !m.rule.Unlimited && replaced[m.rule.Name]
 		if m.ask < 0 {
 			continue
 		}
@@ -240,13 +255,6 @@ func (c *call) dropReplaced() {
 		m.ask -= all
 	}
 	c.asks = c.asks[:copy(c.asks, c.asks[all:])]
-}
-
-// isReplaced reports whether a matched rule replaces those of that name. A rule may do so that is itself replaced.
-func (c *call) isReplaced(name string) bool {
-	return name != "" && slices.ContainsFunc(c.matches, func(m match) bool {
-		return m.rule != nil && slices.Contains(m.rule.Replaces, name)
-	})
 }
 
 // decide asks the limiter once for all descriptors. It fills each verdict whole, so that those of the previous request

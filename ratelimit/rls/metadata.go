@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
@@ -18,11 +19,13 @@ func (c *call) appendMetadata() {
 	descriptors := make([]any, len(c.matches))
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
 	fields := map[string]any{"domain": strings.Clone(c.request.domain), "descriptors": descriptors}
-	merged := map[string]any{}
+	merged, seen := map[string]any{}, map[*ratelimit.Rule]bool{}
 	for i := range c.matches {
 		m := &c.matches[i]
 		descriptors[i] = c.describe(m.of)
-		if !m.bare() && !m.rule.Unlimited && !m.over {
+		// A second time changes nothing, and may take long.
+		if !m.bare() && !m.rule.Unlimited && !m.over && !seen[m.rule] {
+			seen[m.rule] = true
 			mergeMetadata(merged, m.rule.Metadata)
 		}
 	}

@@ -110,6 +110,31 @@ func TestDecisionsEndWithTheirCall(t *testing.T) {
 	})
 }
 
+// The context of a decision that has returned stays ended: no later call has it, though calls are used again.
+func TestContextsOutliveTheirCall(t *testing.T) {
+	o, alive := echoes(nil), 0
+	var kept []context.Context
+	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+		for _, before := range kept {
+			if before.Err() == nil {
+				alive++
+			}
+		}
+		ctx.Done() // as who has a timer wait for it
+		kept = append(kept, ctx)
+		return append(out, in...), nil
+	}
+	played(t, o, &slow{}, func(t *testing.T, s *script, _ *Port) {
+		for id := uint32(1); id < 100; id += 2 {
+			s.call(id, "/x/Echo", "a")
+			s.outcome(id)
+		}
+		if len(kept) != 50 || alive > 0 {
+			t.Errorf("of the contexts of %d calls, later ones have %d", len(kept), alive)
+		}
+	})
+}
+
 // Only calls that need the processor are inside the gate: not those that never become complete, nor those whose answers
 // find no window, nor those that wait for their decision.
 func TestOnlyWorkIsInsideTheGate(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -46,6 +47,25 @@ func TestStalledCallsEndTheirConnection(t *testing.T) {
 					t.Errorf("%d connections are counted as stalled", n)
 				}
 			})
+		})
+	}
+}
+
+// An answer that found no window stalls no connection once its call was reset, or it found one.
+func TestCallsThatWentOnAreNotStalled(t *testing.T) {
+	for _, goesOn := range []string{
+		`call 1 /x/Echo; raw RST_STREAM 0 1 \x00\x00\x00\x08`,
+		`head 1 /x/Watch; raw WINDOW_UPDATE 0 1 \x00\x00\x01\x00`,
+	} {
+		inTime(t, func(t *testing.T, s *script, _ *Port) {
+			for said := range strings.SplitSeq(noWindow+goesOn, "; ") {
+				_ = s.says(said)
+				synctest.Wait()
+			}
+			time.Sleep(time.Minute)
+			if got := s.outcome(); got != "" {
+				t.Errorf("%s: %s", goesOn, got)
+			}
 		})
 	}
 }
@@ -109,6 +129,24 @@ func TestDrainAnswersCallsUnderWay(t *testing.T) {
 			t.Error(got)
 		}
 		late.Close()
+	})
+	inTime(t, func(t *testing.T, _ *script, p *Port) { // its caller reads late
+		here := greeted(p)
+		_ = here.SetReadDeadline(time.Now().Add(time.Second))
+		go func() { _, _ = io.Copy(io.Discard, here) }()
+		b := appendSettings([]byte(http2.ClientPreface))
+		b = appendHeaders(b, 0, 1, newScript(discards{}).block(ordinary("/x/Echo")...))
+		_, _ = here.Write(appendFrame(b, frameData, flagEndStream, 1, text("a")))
+		time.Sleep(5 * time.Second)
+		go p.GracefulStop()
+		time.Sleep(6 * time.Second) // the call is answered while the goodbye is being written
+		_, _ = here.Write(appendFrame(nil, framePing, flagAck, 0, goodbye[:]))
+		synctest.Wait()
+		_ = here.SetReadDeadline(time.Time{})
+		if got, _ := io.ReadAll(here); bytes.Count(got, okTrailers) != 1 {
+			t.Errorf("no answer to a caller that reads late: %q", got)
+		}
+		here.Close()
 	})
 	inTime(t, func(t *testing.T, _ *script, p *Port) { // without the drain
 		late := greeted(p)

@@ -295,6 +295,10 @@ func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 	o.Services = streams{"Other": read, "Answer": answers(100), "Talk": func(stream grpc.ServerStream) error {
 		Converse(stream.Context())
 		return read(stream)
+	}, "Watch": func(stream grpc.ServerStream) error {
+		Converse(stream.Context())
+		_ = answers(100)(stream)
+		return read(stream)
 	}}.services()
 	o.Methods[0].Answer = func(ctx context.Context, request, out []byte) ([]byte, error) {
 		out = append(out, request...)

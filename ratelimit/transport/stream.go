@@ -314,7 +314,6 @@ func (c *connection) goOnLocked(s *stream) (goesOn bool) {
 	}
 	s.answer = s.answer[c.sendLocked(s, s.answer):]
 	if len(s.answer) == 0 {
-		delete(c.calls.blocked, s)
 		c.trailLocked(s)
 	}
 	return true

@@ -66,6 +66,10 @@ func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 		return config.Text{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
 	}
 	name := "xds:" + ratelimit.OneLine(m.GetName())
+	// Quoted, a text may be four times as long, and is copied: of 64 MB it would take two gigabytes.
+	if len(body) > c.caps.FileBytes {
+		return config.Text{}, fmt.Errorf("%s: %w", name, c.tooLarge())
+	}
 	c.domain = m.GetDomain()
 	c.path = nil
 	c.out = nil
@@ -145,11 +149,14 @@ func (c *converter) descriptors(indent string, all []*rlsconf.RateLimitDescripto
 			return err
 		}
 		if len(c.out) > c.caps.FileBytes {
-			return fmt.Errorf("error loading config file: as a file it exceeds %d bytes: use fewer rules",
-				c.caps.FileBytes)
+			return c.tooLarge()
 		}
 	}
 	return nil
+}
+
+func (c *converter) tooLarge() error {
+	return fmt.Errorf("error loading config file: as a file it exceeds %d bytes: use fewer rules", c.caps.FileBytes)
 }
 
 // descriptor converts an item of a list. Its other fields are indented by the mark of the item.

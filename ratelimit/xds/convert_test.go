@@ -298,7 +298,8 @@ func TestHostileResources(t *testing.T) {
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
 			nest(3, protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))...), ""},
-		"cut off": {[]byte{0x1a, 0xff}, "that is not a RateLimitConfig"},
+		"a long domain": {nest(2, repeat([]byte("\x01"), 9<<20)), "as a file it exceeds 8388608 bytes"},
+		"cut off":       {[]byte{0x1a, 0xff}, "that is not a RateLimitConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
