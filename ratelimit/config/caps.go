@@ -54,6 +54,7 @@ const (
 	maxDirectives = 8   // lines that start with %: the parser looks through all tags for each new one
 	maxDocuments  = 100 // empty ones, before the one that counts
 	maxPathBytes  = 64 << 20
+	maxPatterns   = 1000 // of one key: each request tries them one after the other
 )
 
 // countTokens counts the possible starts of nodes in a text, and its directives. It may count too many

@@ -157,6 +157,10 @@ func (s *scope) descriptor(at level, d *Descriptor) {
 			"let Envoy send a second descriptor with another key, for example generic_key before it",
 			cut(own.names, maxName), first.place.after("; the first is at "))
 	}
+	if n.nth == maxPatterns+1 { // once
+		own.wrong(d.Place, "config error, the key '%s' has more than %d patterns at one place, from this one on, and "+
+			"each request tries them one after the other: use values, or no value", d.Key, maxPatterns)
+	}
 	if d.Limit != nil {
 		own.idle(d)
 		n.rule = own.rule(d)

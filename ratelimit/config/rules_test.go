@@ -552,6 +552,27 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 	}
 }
 
+// A request tries the patterns of a key one after the other. With as many as a file can have, a value of 252 KB whose
+// every byte begins a part takes about 0.1 s.
+func TestPatternsAreBounded(t *testing.T) {
+	text := "domain: d\ndescriptors:\n"
+	for i := range maxPatterns {
+		text += fmt.Sprintf("- {key: k, value: '*a%d*'}\n", i)
+	}
+	rules, problems := parseText(text)
+	if rules == nil {
+		t.Fatal(problems)
+	}
+	domain, value := rules.Domain("d"), strings.Repeat("a", 252<<10)
+	if _, key := domain.Match([]Entry{{Key: "k", Value: value}}, nil); len(key) > 0 {
+		t.Errorf("it matches: %s", key)
+	}
+	rules, problems = parseText(text + "- {key: k, value: 'a*'}\n")
+	if rules != nil || !strings.Contains(problems.Error(), fmt.Sprintf("has more than %d patterns", maxPatterns)) {
+		t.Errorf("one more: %v", problems)
+	}
+}
+
 // The names of descriptors hold those above them: a quadratic size that no number of descriptors bounds.
 func TestNamesAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
