@@ -141,7 +141,7 @@ sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant
 
 # About 10 minutes.
 CLUSTERS ?= 100
-clusters: deps ## CLUSTERS (100) Redis Clusters whose masters join, move slots, leave and lose their data, in any order
+clusters: deps ## CLUSTERS (100) Redis Clusters whose masters join, move slots, leave, fail over and lose their data, in any order
 	$(GO) test -count=1 -v -timeout 2h -run '^TestClusterOperations$$' ./leasing/account -clusters $(CLUSTERS)
 
 # About 3 minutes, of which the real Redis takes two.

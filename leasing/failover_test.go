@@ -64,9 +64,9 @@ func wasReplicaInACluster(t *testing.T) (*cluster, func(), func()) {
 	replica := redistest.Replicas(t, masters)[0]
 	c := onRedis(t, 3, fixed(100, ratelimit.Year), clusterOf(masters...))
 	return c, func() { replica.Sever(masters[0]) }, func() {
-		replica.Promote("TAKEOVER")
+		replica.Promote()
 		masters[0].UntilInfo("replication", "master_link_status:up")
-		masters[0].Promote("TAKEOVER")
+		masters[0].Promote()
 	}
 }
 

@@ -163,13 +163,12 @@ func (o *operated) until(done func() error) {
 	}
 }
 
-// loses has a master lose its data. Each node then looks at all servers, as it does with each beat.
+// loses has a master lose its data.
 func (o *operated) loses(s *redistest.Server) {
-	o.hurt[s] = true
 	for slot, at := range o.of {
-		for _, n := range o.nodes {
-			if at == s {
-				n.lost[slot], n.booked[slot] = n.last[partOf(slot)], 0
+		if at == s {
+			for _, n := range o.nodes {
+				n.booked[slot] = 0
 			}
 		}
 	}
@@ -178,6 +177,56 @@ func (o *operated) loses(s *redistest.Server) {
 	} else {
 		s.Kill()
 		s.Run()
+	}
+	o.hurts(s)
+}
+
+// failsOver has a new replica of a master take over. Before, it may miss what the master books.
+func (o *operated) failsOver(s *redistest.Server) {
+	r := redistest.Join(o.T, o.servers)
+	o.servers = append(o.servers, r)
+	r.Do("CLUSTER", "REPLICATE", s.Do("CLUSTER", "MYID"))
+	r.UntilInfo("replication", "master_link_status:up")
+	lags := o.rnd.IntN(2) == 0
+	o.Logf("%v takes over from %v; it lags: %v", r, s, lags)
+	was := []map[int]tokens{maps.Clone(o.nodes[0].booked), maps.Clone(o.nodes[1].booked)}
+	if lags {
+		r.Sever(s)
+		for _, slot := range o.slots {
+			if o.of[slot] == s {
+				o.until(func() error { return o.claims(o.nodes[o.rnd.IntN(2)], slot) })
+			}
+		}
+	}
+	r.Promote()
+	s.UntilInfo("replication", "role:slave")
+	for slot, at := range o.of {
+		if at != s {
+			continue
+		}
+		o.of[slot] = r
+		for i, n := range o.nodes {
+			n.booked[slot] = was[i][slot]
+		}
+	}
+	for part := range o.had {
+		if o.had[part][s] {
+			o.had[part][r] = true
+		}
+	}
+	o.masters[slices.Index(o.masters, s)] = r
+	o.hurts(r)
+}
+
+// hurts notes that the accounts of a master are lost, or may be. Each node then looks at all servers.
+func (o *operated) hurts(s *redistest.Server) {
+	o.hurt[s] = true
+	for slot, at := range o.of {
+		if at == s {
+			for _, n := range o.nodes {
+				n.lost[slot] = n.last[partOf(slot)]
+			}
+		}
 	}
 	for _, n := range o.nodes {
 		o.until(func() error {
@@ -248,8 +297,9 @@ func (o *operated) moves(from, to *redistest.Server) {
 
 var clusters = flag.Int("clusters", 2, "number of Clusters of TestClusterOperations")
 
-// Masters join, give slots to others, leave and lose their data, in any order, while nodes claim tokens. No claim is
-// granted in an epoch of before a loss of its account, no epoch changes without one, and no account is lost or doubled.
+// Masters join, give slots to others, leave, lose their data and are replaced by replicas, in any order, while nodes
+// claim tokens. No claim is granted in an epoch of before a loss of its account, no epoch changes without one, and no
+// account is lost or doubled.
 // Between a loss and the next operation, each node looks at all servers, as it does with each beat.
 func TestClusterOperations(t *testing.T) {
 	for seed := range uint64(*clusters) {
@@ -270,7 +320,7 @@ func TestClusterOperations(t *testing.T) {
 
 func (o *operated) operate() {
 	anyone := func() *redistest.Server { return o.masters[1+o.rnd.IntN(len(o.masters)-1)] }
-	switch o.rnd.IntN(7) {
+	switch o.rnd.IntN(8) {
 	case 0:
 		if len(o.masters) < 6 {
 			s := redistest.Join(o.T, o.servers)
@@ -285,6 +335,10 @@ func (o *operated) operate() {
 	case 2: // one name of an epoch is evicted; the server's other names show that its data is there
 		slot := o.rnd.IntN(partitions) * clusterSlots / partitions
 		o.masters[0].Do("DEL", o.nodes[0].epochKey(o.nodes[0].tags[slot]))
+	case 3:
+		if s := anyone(); o.has(s) && o.met[s] {
+			o.failsOver(s)
+		}
 	default:
 		if from, to := anyone(), anyone(); from != to && o.has(from) {
 			o.moves(from, to)

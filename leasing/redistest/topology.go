@@ -38,10 +38,11 @@ func ClusterOf(tb testing.TB, n int, masterOf func(slot int) int) []*Server {
 	return servers
 }
 
+// startClustered starts a server for a Cluster. Replicas take over by Promote only, and not when a master is killed.
 func startClustered(tb testing.TB) *Server {
 	tb.Helper()
 	return Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
-		"--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0")
+		"--cluster-node-timeout", "2000", "--cluster-replica-no-failover", "yes", "--repl-diskless-sync-delay", "0")
 }
 
 func (s *Server) meet(other *Server) {
@@ -87,25 +88,11 @@ func (s *Server) Sever(master *Server) {
 	s.UntilInfo("replication", "master_link_status:down")
 }
 
-// Promote makes a replica of a Cluster a master: how is FORCE, with the votes of the other masters, or TAKEOVER,
-// without votes. An election can fail, and Redis drops a FORCE after 5 s, so Promote repeats it each second until it
-// succeeds.
-func (s *Server) Promote(how string) {
+// Promote makes a replica of a Cluster its master, without votes of the other masters.
+func (s *Server) Promote() {
 	s.Helper()
-	var asked time.Time
-	s.until("role:master", func() bool {
-		if strings.Contains(s.Info("replication"), "role:master") {
-			return true
-		}
-		if time.Since(asked) > time.Second {
-			asked = time.Now()
-			c := s.Client()
-			defer c.Close()
-			// The next look at its role shows a refusal: a master refuses, too.
-			_ = c.Do(context.Background(), "CLUSTER", "FAILOVER", how).Err()
-		}
-		return false
-	})
+	s.Do("CLUSTER", "FAILOVER", "TAKEOVER")
+	s.UntilInfo("replication", "role:master")
 }
 
 // Sentinel starts one sentinel that watches master under a name, and fails over quickly.
