@@ -10,9 +10,15 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 	if nodes <= 0 {
 		nodes = r.Coordination.MaxNodes
 	}
-	alone.Limit.Requests = shareOf(alone.Limit.Requests, nodes)
-	if alone.Limit.Algorithm == TokenBucket {
-		alone.Limit.Burst = shareOf(alone.Limit.Burst, nodes)
+	l := &alone.Limit
+	if requests := int64(l.Requests); l.Algorithm == TokenBucket && requests > 0 && requests < int64(nodes) {
+		// A token for each node and period would be more than the bucket refills: a longer period has the node's part.
+		periods := (int64(nodes) + requests - 1) / requests
+		l.Multiplier = uint32(min(int64(max(1, l.Multiplier))*periods, int64(l.Unit.MostMultiplier())))
+	}
+	l.Requests = shareOf(l.Requests, nodes)
+	if l.Algorithm == TokenBucket {
+		l.Burst = shareOf(l.Burst, nodes)
 	}
 	return &alone
 }
