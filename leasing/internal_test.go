@@ -83,6 +83,49 @@ func TestLeasesOfManyKeysAreReclaimed(t *testing.T) {
 	})
 }
 
+// distant is a store of another region.
+type distant struct{ *account.Memory }
+
+func (s distant) Settle(
+	ctx context.Context, claims []account.Claim, grants []account.Grant,
+) (ratelimit.Epoch, ledgerTime, error) {
+	defer time.Sleep(80 * time.Millisecond)
+	return s.Memory.Settle(ctx, claims, grants)
+}
+
+// A node that ends gives back the leases of many keys within a few round trips.
+func TestManyLeasesAreGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := distant{account.NewMemory(func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) })}
+		f := NewFleet(s, account.NewHolder(), 1_000_000, ratelimit.MonotonicClock(), time.Now())
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); f.Run(ctx) }()
+		time.Sleep(time.Second)
+		_, a := driven(1)
+		a.Rule.Coordination.StoreDeadline = time.Second
+		asks, verdicts := make([]ask, 2000), make([]verdict, 2000)
+		for i := range asks {
+			asks[i] = a
+			asks[i].Key = fmt.Append(nil, i)
+		}
+		f.Decide(ctx, f.clock(), asks, verdicts)
+		began := time.Now()
+		stop()
+		<-ended
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		w := a.Rule.Limit.WindowAt(ledgerTime(time.Now().UnixMicro()))
+		for i := range asks {
+			is, err := s.Look(t.Context(), f.keyName(asks[i].Key), w, &a.Rule.Limit)
+			if err != nil || is == nil || is.Charged != 1 {
+				t.Fatalf("key %d: %+v, %v, %+v", i, is, err, verdicts[i])
+			}
+		}
+	})
+}
+
 // A decision from what is in hand does not allocate, and waits for no lock that keys share, on one server or in a
 // Cluster.
 func TestDecisionsInHandShareNothing(t *testing.T) {
