@@ -11,15 +11,15 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 		nodes = r.Coordination.MaxNodes
 	}
 	l := &alone.Limit
-	if requests := int64(l.Requests); l.Algorithm == TokenBucket && requests > 0 && requests < int64(nodes) {
-		// A token for each node and period would be more than the bucket refills: a longer period has the node's part.
+	if l.Algorithm == TokenBucket {
+		// With fewer tokens in a period than nodes, a token for each would be more than the bucket refills: the period
+		// is longer.
+		requests := int64(max(1, l.Requests))
 		periods := (int64(nodes) + requests - 1) / requests
 		l.Multiplier = uint32(min(int64(max(1, l.Multiplier))*periods, int64(l.Unit.MostMultiplier())))
-	}
-	l.Requests = shareOf(l.Requests, nodes)
-	if l.Algorithm == TokenBucket {
 		l.Burst = shareOf(l.Burst, nodes)
 	}
+	l.Requests = shareOf(l.Requests, nodes)
 	return &alone
 }
 
