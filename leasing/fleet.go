@@ -155,8 +155,18 @@ func (f *Fleet) openLanes() {
 	}
 }
 
-// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock].
-func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, wall) }
+// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock]. If the ledger has answered, they have
+// the ledger's windows: with those of a wall clock that differs, a node would admit its part twice in one of these.
+func (f *Fleet) SyncClock(now instant, wall time.Time) {
+	for i := range f.lanes {
+		if there := f.lanes[i].time(); there.At != 0 {
+			early, _ := there.Between(now)
+			wall = time.UnixMicro(int64(early))
+			break
+		}
+	}
+	f.alone.SyncClock(now, wall)
+}
 
 // Alone is this node's own budgets for outages.
 func (f *Fleet) Alone() *local.Limiter { return f.alone }

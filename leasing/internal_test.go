@@ -7,7 +7,9 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -33,6 +35,95 @@ func (parted) Partitions() int           { return 16 }
 func (parted) Partition(name string) int { return len(name) % 16 }
 func (parted) Ask(context.Context, int) (e ratelimit.Epoch, from, to ledgerTime, err error) {
 	return e, 0, 0, account.ErrMoved
+}
+
+// far is a store that takes a millisecond for an answer. A node that has ended has tokens in hand of each account.
+type far struct {
+	*account.Memory
+	closed atomic.Int64
+}
+
+func (s *far) trip() { time.Sleep(time.Millisecond) }
+
+func (s *far) Look(context.Context, string, window, *ratelimit.Limit) (*ratelimit.AccountLook, error) {
+	s.trip()
+	ended := ratelimit.HolderLook{Holder: ratelimit.Holder(1 << 40).Lapsing(), Outstanding: 1}
+	return &ratelimit.AccountLook{Holders: []ratelimit.HolderLook{ended}}, nil
+}
+
+func (s *far) Over(_ context.Context, nodes []ratelimit.Holder) ([]ratelimit.Holder, error) {
+	s.trip()
+	return nodes, nil
+}
+
+func (s *far) Settle(
+	ctx context.Context, claims []account.Claim, _ []account.Grant,
+) (e ratelimit.Epoch, at ledgerTime, err error) {
+	s.trip()
+	if ctx.Err() == nil {
+		s.closed.Add(int64(len(claims)))
+	}
+	return e, at, nil
+}
+
+// The leases of a thousand keys are taken back within a beat, and a second after a node's registration is over.
+func TestLeasesOfManyKeysAreReclaimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &far{Memory: account.NewMemory(func() ledgerTime { return 0 })}
+		f := NewFleet(s, account.NewHolder(), 100, ratelimit.MonotonicClock(), time.Now())
+		for i := range 1000 {
+			f.note(shortage{&ratelimit.Rule{}, account.Claim{Key: ratelimit.KeyName(fmt.Append(nil, i)), Window: 1}})
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 2*beatEvery-1)
+		defer stop()
+		f.reclaims(ctx, s)
+		if n := s.closed.Load(); n != 1000 {
+			t.Errorf("within a second the leases of %d keys of 1000 are taken back", n)
+		}
+	})
+}
+
+// distant is a store of another region.
+type distant struct{ *account.Memory }
+
+func (s distant) Settle(
+	ctx context.Context, claims []account.Claim, grants []account.Grant,
+) (ratelimit.Epoch, ledgerTime, error) {
+	defer time.Sleep(80 * time.Millisecond)
+	return s.Memory.Settle(ctx, claims, grants)
+}
+
+// A node that ends gives back the leases of many keys within a few round trips.
+func TestManyLeasesAreGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := distant{account.NewMemory(func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) })}
+		f := NewFleet(s, account.NewHolder(), 1_000_000, ratelimit.MonotonicClock(), time.Now())
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); f.Run(ctx) }()
+		time.Sleep(time.Second)
+		_, a := driven(1)
+		a.Rule.Coordination.StoreDeadline = time.Second
+		asks, verdicts := make([]ask, 2000), make([]verdict, 2000)
+		for i := range asks {
+			asks[i] = a
+			asks[i].Key = fmt.Append(nil, i)
+		}
+		f.Decide(ctx, f.clock(), asks, verdicts)
+		began := time.Now()
+		stop()
+		<-ended
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		w := a.Rule.Limit.WindowAt(ledgerTime(time.Now().UnixMicro()))
+		for i := range asks {
+			is, err := s.Look(t.Context(), f.keyName(asks[i].Key), w, &a.Rule.Limit)
+			if err != nil || is == nil || is.Charged != 1 {
+				t.Fatalf("key %d: %+v, %v, %+v", i, is, err, verdicts[i])
+			}
+		}
+	})
 }
 
 // A decision from what is in hand does not allocate, and waits for no lock that keys share, on one server or in a

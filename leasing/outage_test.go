@@ -90,6 +90,42 @@ func TestLocalDividesByNodesSeen(t *testing.T) {
 	}
 }
 
+// A bucket that refills by fewer tokens in a period than there are nodes refills by its part at each of them, too.
+func TestLocalPartsOfSlowBuckets(t *testing.T) {
+	for rate, want := range map[tokens]tokens{1: 6 + 6, 4: 6 + 20, 10: 6 + 60, 25: 6 + 120} {
+		s := newStage(t, 10, bucketOf(rate, 60, ratelimit.Minute), fields{"on_deny": "refund"})
+		s.ask(0, "other", 1)
+		s.down(true)
+		admitted := s.takes(0, "k", 1)
+		for range 60 {
+			s.now = s.now.Add(time.Minute)
+			admitted += s.takes(0, "k", 1)
+		}
+		if admitted != want {
+			t.Errorf("one of ten nodes with a bucket of 60 and %d a minute admits %d in an hour, want %d", rate, admitted, want)
+		}
+	}
+}
+
+// In an outage, a node has the store's windows, whatever its own wall clock shows: it admits its part once in each.
+func TestLocalWindowsAreTheStores(t *testing.T) {
+	for _, ahead := range []time.Duration{0, 30 * time.Minute, -30 * time.Minute} {
+		s := newStage(t, 2, fixed(100, ratelimit.Hour), fields{"on_store_failure": "local"})
+		s.ask(0, "other", 1)
+		s.down(true)
+		s.jump(-time.Second) // no answer is about this window
+		admitted := tokens(0)
+		for range 11 {
+			s.nodes[0].SyncClock(s.now, time.UnixMicro(int64(s.time())).Add(ahead))
+			admitted += s.takes(0, "k", 1)
+			s.now = s.now.Add(5 * time.Minute)
+		}
+		if admitted != 50 {
+			t.Errorf("a clock that is ahead by %v: a node with a part of 50 admits %d in a window", ahead, admitted)
+		}
+	}
+}
+
 // Without an answer, a peek is decided as a request is: closed refuses, open admits, and local has the node's part of
 // the limit. Costs after the fact would otherwise have no limit in an outage. Debt that a node has read refuses on.
 func TestPeeksWithoutTheStore(t *testing.T) {

@@ -71,6 +71,8 @@ const (
 	// mostShort bounds the accounts that are looked at in a beat. Each costs a read of the account, and of the
 	// registrations of its holders.
 	mostShort = 1024
+	// looksAtOnce bounds the connections of these looks: other messages need some, too.
+	looksAtOnce = 8
 )
 
 // open makes a node that is not registered. No key needs that yet, so it does not register either.
@@ -255,14 +257,22 @@ func (f *Fleet) registers(ctx context.Context, s reclaimer) {
 	}
 }
 
-// reclaims takes back what ended nodes have in hand of accounts that are short, until ctx is done.
+// reclaims takes back what ended nodes have in hand of accounts that are short, until ctx is done. It looks at some at
+// a time: a node that ends has leases of many keys, and each look takes three round trips.
 func (f *Fleet) reclaims(ctx context.Context, s reclaimer) {
 	upkeep.Every(ctx, beatEvery, func() {
+		var looks sync.WaitGroup
+		room := make(chan struct{}, looksAtOnce)
 		for _, of := range f.takeShort(f.clock()) {
-			if err := f.takeBack(ctx, s, of); err != nil && ctx.Err() == nil {
-				f.OnFailure(err)
-			}
+			room <- struct{}{}
+			looks.Go(func() {
+				defer func() { <-room }()
+				if err := f.takeBack(ctx, s, of); err != nil && ctx.Err() == nil {
+					f.OnFailure(err)
+				}
+			})
 		}
+		looks.Wait()
 	})
 }
 

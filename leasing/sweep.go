@@ -267,25 +267,34 @@ func (f *Fleet) any(is func(*entry) bool) (found bool) {
 }
 
 // leave gives back all tokens in hand, at the node's end, in a few rounds: a message may be in flight, or its answer
-// may bring tokens. It waits for the answers of each step.
+// may bring tokens. It waits for answers now and again, to bound the messages in flight.
 func (f *Fleet) leave() {
 	f.leaving.Store(true)
 	for more, round := true, 0; more && round < leaveRounds; round++ {
+		var last []*keyMessage
 		more = false
+		answered := func() {
+			for _, fl := range last {
+				<-fl.done
+			}
+			more, last = more || len(last) > 0, last[:0]
+		}
 		for i := range f.shards {
 			for at := (keytable.Cursor{}); !at.Done; {
-				var last []*keyMessage
-				at, last = f.leaveSome(&f.shards[i], at)
-				for _, fl := range last { // in steps, to bound the messages in flight
-					<-fl.done
+				var some []*keyMessage
+				at, some = f.leaveSome(&f.shards[i], at)
+				last = append(last, some...)
+				if len(last) >= leaveAtOnce {
+					answered()
 				}
-				more = more || len(last) > 0
 			}
 		}
+		answered()
 	}
 }
 
-const leaveRounds = 3
+// leaveAtOnce is the number of messages that are worth to wait for: a quarter of the queues' room.
+const leaveRounds, leaveAtOnce = 3, queueSize / 4
 
 // leaveSome gives back the tokens in hand of the next few keys of a shard.
 func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, last []*keyMessage) {

@@ -10,10 +10,16 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 	if nodes <= 0 {
 		nodes = r.Coordination.MaxNodes
 	}
-	alone.Limit.Requests = shareOf(alone.Limit.Requests, nodes)
-	if alone.Limit.Algorithm == TokenBucket {
-		alone.Limit.Burst = shareOf(alone.Limit.Burst, nodes)
+	l := &alone.Limit
+	if l.Algorithm == TokenBucket {
+		// With fewer tokens in a period than nodes, a token for each would be more than the bucket refills: the period
+		// is longer.
+		requests := int64(max(1, l.Requests))
+		periods := (int64(nodes) + requests - 1) / requests
+		l.Multiplier = uint32(min(int64(max(1, l.Multiplier))*periods, int64(l.Unit.MostMultiplier())))
+		l.Burst = shareOf(l.Burst, nodes)
 	}
+	l.Requests = shareOf(l.Requests, nodes)
 	return &alone
 }
 

@@ -106,9 +106,9 @@ func (r *request) answered(i int, to *toOwner, half instant) place {
 		r.verdicts[i] = v
 		return away
 	}
-	// A refund credits the account in the store from any node, if it is not at the owner already.
-	unsent := to.ended() && !to.sent
-	if mayLease(a) && now < r.until || a.Kind == ratelimit.Refund && unsent {
+	// A refund credits the account in the store from any node, if it is certainly not booked by the owner.
+	unbooked := to.ended() && (!to.sent || to.status() == notOwner)
+	if mayLease(a) && now < r.until || a.Kind == ratelimit.Refund && unbooked {
 		if !to.ended() {
 			to.owner.miss(now)
 		}

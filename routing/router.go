@@ -164,8 +164,13 @@ func (r *Router) Leave(ctx context.Context) {
 	}
 }
 
-// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock].
-func (c *core) SyncClock(now ratelimit.Instant, wall time.Time) { c.fallback.SyncClock(now, wall) }
+// SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock]. With a store, they are the base's,
+// which follows the store's clock.
+func (c *core) SyncClock(now ratelimit.Instant, wall time.Time) {
+	if !c.inStore() {
+		c.fallback.SyncClock(now, wall)
+	}
+}
 
 // Fallbacks counts decisions made because an owner did not answer.
 func (c *core) Fallbacks() uint64 { return c.stats.fallbacks.Load() }

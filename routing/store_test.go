@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // With a store, owners lease from it, and any node may.
@@ -101,23 +102,32 @@ func TestSilentOwnersAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A refund that cannot leave for the key's owner is booked by this node. One that may have arrived is not: it would
-// count twice.
+// A refund that cannot leave for the key's owner is booked by this node, and so is one that is refused there because
+// the ring has changed. One that may have arrived is not: it would count twice.
 func TestRefundWithoutItsOwnerIsBookedOnce(t *testing.T) {
-	for _, sent := range []bool{false, true} {
+	for _, x := range []struct {
+		what, owner string // at the end
+		play        func(w *world, a, b *node)
+		rest        int
+	}{
+		{"it cannot leave", "b:1", func(_ *world, a, _ *node) { a.reach(false) }, 55},
+		{"it may have arrived", "b:1", func(w *world, _, _ *node) { w.delay = late }, 55},
+		{"its owner has left, which is news", "a:1", func(w *world, _, b *node) {
+			w.carries = func(_, _ string, f *wire.Frame) bool { return len(f.GetPresences()) == 0 }
+			b.do(func() { b.Leave(func() {}) })
+			w.play(time.Millisecond)
+		}, 55 - 6}, // it keeps its lease
+	} {
 		w, a, b, key := newStorePair(t, 1e9)
 		w.one("b:1", ask{Key: key, Cost: 50})
-		if sent {
-			w.delay = late
-		} else {
-			a.reach(false)
-		}
+		x.play(w, a, b)
 		v := w.one("a:1", ask{Key: key, Kind: ratelimit.Refund, Cost: 5})
 		w.delay, b.cut = 100*time.Microsecond, false
+		w.carries = func(string, string, *wire.Frame) bool { return true }
 		a.reach(true)
 		w.play(4 * time.Second)
-		if n := w.rest("b:1", key); v.OverLimit || n != 55 {
-			t.Errorf("sent %v: %d are admitted after 50 of 100 and a refund of 5: %+v", sent, n, v)
+		if n := w.rest(x.owner, key); v.OverLimit || n != x.rest {
+			t.Errorf("%s: %d are admitted after 50 of 100 and a refund of 5: %+v", x.what, n, v)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.
 	return m.base.Reset(ctx, now, a)
 }
 
-// SyncClock implements [ratelimit.NodeLimiter]. The ring has budgets of its own for outages.
+// SyncClock implements [ratelimit.NodeLimiter]. Without a store, the ring has budgets of its own for outages.
 func (m *byMode) SyncClock(now ratelimit.Instant, wall time.Time) {
 	m.base.SyncClock(now, wall)
 	if m.ring != nil {

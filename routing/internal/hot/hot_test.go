@@ -57,6 +57,8 @@ func TestHotKey(t *testing.T) {
 		{"no more than ten times the mean of 20", 0, time.Second, append([]hits{{1, 1900}}, others(19, 100)...), false},
 		{"one more than ten times the mean", 0, time.Second, append([]hits{{1, 381}}, others(19, 20)...), true},
 		{"ten times the mean", 0, time.Second, append([]hits{{1, 380}}, others(19, 20)...), false},
+		{"of 10,000 keys, 100 times the mean", 0, time.Second, append([]hits{{1, 2000}}, others(10_000, 20)...), false},
+		{"of 10,000 keys, more than 4 % of all", 0, time.Second, append([]hits{{1, 9000}}, others(10_000, 20)...), true},
 		{"ten times the mean, and no more than 200", 0, time.Second, append([]hits{{1, 200}}, others(100, 1)...), false},
 		{"ten times the mean, and more than 200", 0, time.Second, append([]hits{{1, 201}}, others(100, 1)...), true},
 		{"ten times the mean, and 300 in two seconds", 0, 2 * time.Second, append([]hits{{1, 300}}, others(100, 1)...), false},
