@@ -26,8 +26,9 @@ type operated struct {
 	of      map[int]*redistest.Server // their masters
 	keys    map[int]string            // a key in each
 	met     map[*redistest.Server]bool
-	// had are the masters of each part since the last round, and hurt are the masters that have lost data since then.
-	// The time at which a slot moved is unknown to a node, so it counts a loss for each part that a hurt master had.
+	// had are the masters of each part since the last round: true for one that got it since then. hurt are the masters
+	// that have lost data: true for a loss since then. The time at which a slot moved is unknown to a node, so it counts
+	// a loss for each part that a hurt master had, or gets.
 	had     [partitions]map[*redistest.Server]bool
 	hurt    map[*redistest.Server]bool
 	servers []*redistest.Server // also those that have no slots any more, and are replicas
@@ -129,21 +130,23 @@ func (o *operated) round() {
 			o.until(func() error { return o.claims(n, slot) })
 		}
 	}
-	clear(o.hurt)
+	for s := range o.hurt {
+		o.hurt[s] = false
+	}
 	for part := range o.had {
-		o.had[part] = map[*redistest.Server]bool{o.masters[0]: true}
+		o.had[part] = map[*redistest.Server]bool{o.masters[0]: false}
 	}
 	for slot, s := range o.of {
-		o.met[s], o.had[partOf(slot)][s] = true, true
+		o.met[s], o.had[partOf(slot)][s] = true, false
 	}
 }
 
 func partOf(slot int) int { return slot * partitions / clusterSlots }
 
-// hurtIn reports whether a master of a part has lost data since the last round.
+// hurtIn reports whether a node may count a loss of a part since the last round.
 func (o *operated) hurtIn(part int) bool {
-	for s := range o.hurt {
-		if o.had[part][s] {
+	for s, lately := range o.hurt {
+		if got, had := o.had[part][s]; had && (got || lately) {
 			return true
 		}
 	}
@@ -210,7 +213,7 @@ func (o *operated) failsOver(s *redistest.Server) {
 		}
 	}
 	for part := range o.had {
-		if o.had[part][s] {
+		if _, had := o.had[part][s]; had {
 			o.had[part][r] = true
 		}
 	}

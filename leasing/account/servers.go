@@ -44,10 +44,9 @@ type servers struct {
 
 // layout is the servers of each slot, as last read. It is immutable, except for slots that have moved since.
 type layout struct {
-	all    []*server
-	parts  [][]*server // the servers of each part
-	slots  []atomic.Pointer[server]
-	losses []uint64 // of each of all, at that time
+	all   []*server
+	parts [][]*server // the servers of each part
+	slots []atomic.Pointer[server]
 }
 
 // server is a server with accounts. In a Cluster it is the master of a shard.
@@ -65,8 +64,21 @@ type server struct {
 	kept     atomic.Pointer[keptNames]
 	life     atomic.Pointer[life] // last read; nil: not yet
 	looked   atomic.Uint64        // the doubts before the last look
-	losses   atomic.Uint64        // that this process has noticed
+	lostAt   atomic.Int64         // the last loss that this process has noticed: nanoseconds since began; 0: none
 	failures atomic.Int32         // trips in a row without an answer: any answer resets them
+}
+
+// began is before all losses.
+var began = time.Now()
+
+// lately bounds the time for which a slot's move can be unknown here. The servers of a Cluster learn of moves from each
+// other, within half of their cluster-node-timeout, which is 15 s by default.
+const lately = time.Minute
+
+// lostLately reports whether the server has lost data, perhaps after slots moved to it that are still unknown here.
+func (s *server) lostLately() bool {
+	at := time.Duration(s.lostAt.Load())
+	return at != 0 && time.Since(began)-at < lately
 }
 
 // keptNames are names of an epoch's key. They are immutable.
@@ -80,7 +92,7 @@ func (l *Redis) single(c *redis.Client) {
 	l.one = &server{client: c, first: true}
 	l.one.names.Store(&[]string{l.prefix + EpochName})
 	all := []*server{l.one}
-	l.current.Store(&layout{all: all, parts: [][]*server{all}, losses: []uint64{0}})
+	l.current.Store(&layout{all: all, parts: [][]*server{all}})
 }
 
 // allNames are the kept names, and their number, and then the others. For epoch.lua, one of the first that is missing
@@ -210,17 +222,14 @@ func (x *layout) at(addr string) *server {
 // silent is the number of trips in a row without an answer after which a server that is replaced counts as lost.
 const silent = 3
 
-// enter makes a layout the current one. A part that gets slots of a server counts the losses that the server had since
-// the last layout. It also counts one if a server that did not answer is gone: its slots came without their data. The
-// slots of a server that answered until then have moved with their data. A server that is new may lose them before it
-// is read: then names are missing that came with its slots.
+// enter makes a layout the current one. A part that gets slots of a server counts a loss if the server lost data
+// lately: that may have been after the slots moved. It also counts one if a server that did not answer is gone: its
+// slots came without their data. The slots of a server that answered until then have moved with their data. A server
+// that is new may lose them before it is read: then names are missing that came with its slots.
 func (l *Redis) enter(x *layout) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
 	was := l.current.Load()
-	for _, s := range x.all {
-		x.losses = append(x.losses, s.losses.Load())
-	}
 	l.current.Store(x) // before it looks for losses, so that none is missed
 	if was == nil {
 		return
@@ -232,10 +241,7 @@ func (l *Redis) enter(x *layout) {
 	}
 	for part := range x.parts {
 		for _, s := range x.parts[part] {
-			i := slices.Index(was.all, s)
-			// The accounts of its new slots may have been lost with the server's others, and this part has not counted
-			// that.
-			if i >= 0 && !slices.Contains(was.parts[part], s) && s.losses.Load() > was.losses[i] {
+			if !slices.Contains(was.parts[part], s) && s.lostLately() {
 				l.losses[part].Add(1)
 			}
 		}
@@ -268,7 +274,7 @@ func (x *layout) carriedTo(s *server, others []*server) (names []string) {
 }
 
 // join notes that a slot moves to a known server, or has moved there. It replaces the layout by a copy, because layouts
-// are read without a lock. Its server may have lost data since the last layout, which the part then counts.
+// are read without a lock. Like enter, the part counts a loss of the server.
 func (l *Redis) join(slot, part int, s *server, moved bool) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
@@ -276,15 +282,14 @@ func (l *Redis) join(slot, part int, s *server, moved bool) {
 	if moved {
 		x.slots[slot].Store(s)
 	}
-	i := slices.Index(x.all, s)
-	if i < 0 || slices.Contains(x.parts[part], s) {
+	if !slices.Contains(x.all, s) || slices.Contains(x.parts[part], s) {
 		return
 	}
 	joined := *x
 	joined.parts = slices.Clone(x.parts)
 	joined.parts[part] = append(slices.Clone(x.parts[part]), s)
 	l.current.Store(&joined)
-	if s.losses.Load() > x.losses[i] {
+	if s.lostLately() {
 		l.losses[part].Add(1)
 	}
 }
@@ -292,7 +297,7 @@ func (l *Redis) join(slot, part int, s *server, moved bool) {
 // lost notes a loss at a server, for the parts of its slots. A part may count one loss twice, if its slots move at this
 // moment. That costs restatements, and no token.
 func (l *Redis) lost(s *server) {
-	s.losses.Add(1)
+	s.lostAt.Store(int64(time.Since(began)))
 	l.stale.Store(true) // it may have more slots by now
 	x := l.current.Load()
 	for part := range x.parts {

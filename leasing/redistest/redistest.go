@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -113,9 +114,10 @@ func (s *Server) URL() string { return "redis://" + s.Addr }
 // program is the program to run: redis-server, or REDIS_SERVER, such as valkey-server.
 func program() string { return cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server") }
 
-// Run starts the server's process, again after Kill. It keeps nothing on disk.
+// Run starts the server's process, again after Kill. It keeps no data on disk.
 func (s *Server) Run() {
 	s.Helper()
+	_ = os.Remove(filepath.Join(s.dir, "dump.rdb")) // a replica writes what its master sends
 	path, err := exec.LookPath(program())
 	if err != nil {
 		s.Fatalf("there is no %s here, and the tests need one: make deps, or apt-get install redis-server", program())
