@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -221,6 +222,21 @@ func TestMediansOfRounds(t *testing.T) {
 	r := ofRounds([]Measured{{CPU: 30, P99: 1, Problem: "one"}, {CPU: 10, P99: 3}, {CPU: 20, P99: 2, Problem: "two"}})
 	if r.CPU != 20 || r.MostCPU != 30 || r.P99 != 2 || r.MostP99 != 3 || r.Problem != "one; two" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A caller of a closed loop never reaches the end of its keys, whatever the rate of the load.
+func TestClosedLoopHasKeysForEver(t *testing.T) {
+	l, first := load.Load{Rate: 1e-3, Keys: 1_000_000, Length: 20 * time.Millisecond}, 0
+	calls := 0
+	caller.Closed(t.Context(), 1, l, 1, time.Now(), func(r load.Request, _ time.Time) {
+		calls++
+		if r.Key == 0 {
+			first++
+		}
+	})
+	if calls < 100 || first > calls/10 {
+		t.Errorf("%d of %d requests are for the first of a million keys", first, calls)
 	}
 }
 
