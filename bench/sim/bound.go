@@ -155,7 +155,7 @@ func (b *bound) forgot(p *part) {
 	// A node that is away only later in the young epoch is added by miss.
 	alive := map[ratelimit.Holder]bool{}
 	for _, n := range b.nodes {
-		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {
+		if n.alive && !n.paused && slices.Max(n.cut) == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {
 			alive[n.name] = true
 		}
 	}

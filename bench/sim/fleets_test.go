@@ -110,6 +110,24 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 	}
 }
 
+// A fault of the network outlasts a process, and ends for the next one in its place: a node that crashes and starts again
+// while it is cut off asks the store when that is over, and not before.
+func TestRestartInAFaultOfTheNetwork(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []FaultKind{Cut, Deaf, Late} {
+		r := played(t, Options{
+			Seed: 1, Nodes: 1, Rule: declaring(t, ratelimit.Limit{Unit: ratelimit.Second, Multiplier: 1, Requests: 100}),
+			Net: near, Load: load.Load{Rate: 200, Keys: 1, Length: 10 * time.Second}, Points: 10, Check: true,
+			Faults: []Fault{
+				{At: time.Second, Kind: kind, For: 4 * time.Second}, {At: 2 * time.Second, Kind: Crash}, {At: 2500 * time.Millisecond, Kind: Restart},
+			},
+		})
+		if local := r.Sources["fallback"]; local < 200 || local > 1000 || r.Timeline[9].Admitted != 100 {
+			t.Errorf("%v: %d of %d decisions without the store: %+v", kind, local, r.Requests, r.Timeline)
+		}
+	}
+}
+
 // An owner that crashes, or stops, causes neither more admissions nor fewer: the account is in the
 // store, and a node whose owner does not answer leases from it. Demand is one and a half times the
 // limits, and the policy is the default, local, which would admit up to max_nodes shares.
