@@ -158,8 +158,8 @@ QUIET ?= 1h
 quiet: deps ## no alert and no problem of a console in QUIET (1h) of loads and the demo, on a machine that does nothing else
 	$(GO) test -count=1 -v -timeout 0 -run '^TestNoFalseAlarm$$' ./cmd/sluice -quiet $(QUIET)
 
-outages: deps $(LAB) ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
-	$(LAB) sim outages --count $(OUTAGES)
+outages: deps ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
+	$(GO) test -count=1 -v -timeout 1h -run '^TestOutages$$' ./bench/sim -outages $(OUTAGES)
 	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench -outages $(KILLS)
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else

@@ -301,35 +301,3 @@ func TestRecommendations(t *testing.T) {
 		}
 	}
 }
-
-// In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
-// outage begins or ends, between, and without one.
-func TestOutages(t *testing.T) {
-	t.Parallel()
-	rows, err := Outages(t.Context(), 100, 90, unseen)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range rows {
-		local := r.Policy == ratelimit.FailLocal.String()
-		if r.Outages < 10 || r.Windows < 50 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
-			t.Errorf("%+v: was it tried?", r)
-		}
-	}
-}
-
-// Windows with an outage that is not known are judged as those without one, and exceed their number.
-func TestOutageThatIsNotDeclared(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []string{"local", "open"} {
-		found := false
-		for seed := uint64(0); seed < 40 && !found; seed++ {
-			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
-			o.from, o.to = time.Hour, 2*time.Hour
-			found = new(OutageRow).judge(o) != nil
-		}
-		if !found {
-			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
-		}
-	}
-}
