@@ -261,7 +261,6 @@ func TestOptionsAreChecked(t *testing.T) {
 		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
 		"--rounds is 0; --round is 0s":            &CostOptions{},
 		"--rounds is 0; --rate is 0":              &EnvoyOptions{},
-		"--keys is 0":                             &KeysOptions{},
 		"--step is 0s; --rounds; --times is 1000": &OverloadOptions{Times: []float64{1000}},
 	} {
 		_, err := m.Measure(t.Context())

@@ -29,10 +29,9 @@
 // Envoy: it has a bounded number of calls outstanding (its circuit breaker; 1024 by default), and obeys the server's
 // bound on streams. Calls beyond that fail on its side without being sent. They count as offered.
 //
-// # One server: cost and keys
+// # Cost
 //
-// The processor time of a call is compared with that of an empty server. A server that gets ever new keys shows its
-// memory, its metrics and its limits.
+// The processor time of a call is compared with that of an empty server.
 //
 // # A request through Envoy
 //

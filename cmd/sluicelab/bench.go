@@ -20,7 +20,6 @@ type benchCmd struct {
 	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
 	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]         `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
 	Peers    measuring[bench.PeersOptions, *bench.PeersOptions]       `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
 	Store    measuring[bench.StoreOptions, *bench.StoreOptions]       `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
