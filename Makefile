@@ -120,8 +120,8 @@ bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a s
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
-bench-accuracy: deps $(LAB) ## every load and fault under every mode
-	$(LAB) bench accuracy --all
+bench-accuracy: deps ## every load and fault under every mode
+	$(GO) test -count=1 -v -timeout 1h -run '^TestAccuracy$$' ./bench -accuracy
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each

@@ -164,26 +164,6 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
-// each kind.
-func TestAccuracy(t *testing.T) {
-	t.Parallel()
-	r, page := measure[*Compared](t, &AccuracyOptions{
-		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing"},
-	})
-	if len(r.Measured) != 3 {
-		t.Errorf("%d measurements, want 3", len(r.Measured))
-	}
-	for _, m := range r.Measured {
-		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
-			t.Errorf("nothing was measured: %+v", m)
-		}
-	}
-	if !strings.Contains(page, "kill: a node is killed") || strings.Contains(page, "of first|") || strings.Contains(page, "PROBLEM") {
-		t.Errorf("the page does not show the row, or shows a problem:\n%s", page)
-	}
-}
-
 // A figure beyond its bound fails the run.
 func TestBeyondTheBound(t *testing.T) {
 	calm, struck := &row{limit: 300}, &row{limit: 300, strike: func(*process.Fleet) error { return nil }}
@@ -257,7 +237,6 @@ func TestOptionsAreChecked(t *testing.T) {
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
 		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1},
-		"--scenario is storm; --nodes is 0":       &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
 		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
 		"--rounds is 0; --round is 0s":            &CostOptions{},
 		"--rounds is 0; --rate is 0":              &EnvoyOptions{},

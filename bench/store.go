@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
@@ -43,41 +42,8 @@ func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
 	return c.measure(ctx, o)
 }
 
-// AccuracyOptions compare admissions with limits, under loads and faults.
-type AccuracyOptions struct {
-	report.Setup `examples:"sluicelab bench accuracy|sluicelab bench accuracy --all|sluicelab bench accuracy --scenario burst --scenario 'dead store'"`
-	Nodes        int           `in:"1..20" default:"3" help:"Nodes of the fleet."`
-	Rate         float64       `in:"1..100000" default:"2000" help:"Requests a second."`
-	Length       time.Duration `in:"500ms..10m" default:"3s" help:"Length of each scenario in each mode."`
-	Scenario     []string      `placeholder:"NAME" help:"Scenarios: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'hung store', 'dead store', 'flushed store'."`
-	All          bool          `help:"Run all scenarios instead of about half."`
-	Seed         uint64        `default:"1" help:"Seed of the demand."`
-	modes        []string
-}
-
-// accuracyModes tighten the budget of approx, so that each node has a seat. A limit of 300 with the default budget
-// would leave less than a token for each seat. The third index makes append copy, so that modes stays as it is.
-var accuracyModes = append(modes[:3:3], way{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
-
-// Measure implements [report.Measurement].
-func (o *AccuracyOptions) Measure(ctx context.Context) (report.Result, error) {
-	c := &comparison{
-		rowFlag: "--scenario", rows: scenarios, named: o.Scenario,
-		lead: "Which mode fits your traffic is what `sluicelab what-if` says; here is what each did under the same loads and faults.",
-
-		wayFlag: "--modes", ways: accuracyModes, chosen: o.modes,
-		setup: &o.Setup, nodes: []int{o.Nodes}, rate: o.Rate, length: o.Length, rounds: 1, seed: o.Seed,
-	}
-	if o.All {
-		for _, r := range scenarios {
-			c.named = append(c.named, r.id)
-		}
-	}
-	return c.measure(ctx, o)
-}
-
 // row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that store,
-// accuracy and peers play the same rows. Zero fields have no effect.
+// peers and TestAccuracy play the same rows. Zero fields have no effect.
 type row struct {
 	id      string // as flags name it
 	name    string
@@ -131,62 +97,6 @@ func peerRows() (all []row) {
 		}
 	}
 	return all
-}
-
-// scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
-// that none ends during the measurement: the simulator plays windows that end. Without an answer of the store, requests
-// are refused (on_store_failure: closed), so that over-admission is the mode's and not the policy's.
-func scenario(id, what string, r row) row {
-	r.id = id
-	r.name = id + ": " + what
-	r.unit = ratelimit.Year
-	r.limit = 300
-	r.keys = cmp.Or(r.keys, 10)
-	r.fields = map[string]string{"on_store_failure": "closed"}
-	return r
-}
-
-// scenarios have faults a third into the time, and are right again after two. Those with extra are played only if they
-// are named, or with --all: without them, the command takes about half as long.
-var scenarios = []row{
-	scenario("closed", "16 callers, each after its last answer; uniform keys", row{callers: 16}),
-	scenario("zipf", "open loop, Zipf 1.1 over 200 keys", row{keys: 200, skew: 1.1}),
-	scenario("burst", "open loop, 5.5 times the rate in a tenth of each second", row{shape: load.Burst}),
-	scenario("flash", "open loop, a crowd of four times the rate on a cold key", row{shape: load.Flash, extra: true}),
-	scenario("hot", "open loop, half of it on one key", row{hot: 0.5, extra: true}),
-	scenario("uniform", "open loop, uniform keys", row{extra: true}),
-	scenario("ramp", "open loop, from nothing to twice the rate", row{shape: load.Ramp, extra: true}),
-	scenario("many", "open loop, more keys than the nodes' tables hold", row{keys: 60_000, hot: 0.3, flags: []string{"--max-keys", "1000"}, extra: true}),
-	scenario("kill", "a node is killed, and started again", row{
-		strike: func(f *process.Fleet) error { return f.End(0, syscall.SIGKILL) },
-		mend:   func(f *process.Fleet) error { return f.Start(0) },
-	}),
-	scenario("pause", "a node is stopped, and goes on", row{
-		strike: func(f *process.Fleet) error { return f.Nodes[0].Pause(true) },
-		mend:   func(f *process.Fleet) error { return f.Nodes[0].Pause(false) }, extra: true,
-	}),
-	scenario("join", "a node joins", row{strike: func(f *process.Fleet) error { return f.Start(len(f.Nodes) - 1) }, others: 1, extra: true}),
-	scenario("roll", "each node in turn leaves, and is there again", row{strike: roll, extra: true}),
-	scenario("hung store", "Redis is stopped, and goes on", row{
-		strike: func(f *process.Fleet) error { return f.Redis.Pause(true) },
-		mend:   func(f *process.Fleet) error { return f.Redis.Pause(false) },
-	}),
-	scenario("dead store", "Redis is killed, and started again empty", row{
-		strike: func(f *process.Fleet) error { return f.Redis.Kill() },
-		mend:   func(f *process.Fleet) error { return f.Redis.Start() }, amnesia: true, extra: true,
-	}),
-	scenario("flushed store", "FLUSHALL", row{strike: func(f *process.Fleet) error { return f.Redis.Forget() }, amnesia: true}),
-}
-
-// roll restarts the nodes one after the other. Restart waits until the fleet is whole again, as a Deployment waits for
-// readiness.
-func roll(f *process.Fleet) error {
-	for i := range f.Running() {
-		if err := f.Restart(i); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (r *row) load(rate float64, length time.Duration) load.Load {

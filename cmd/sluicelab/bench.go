@@ -17,7 +17,6 @@ import (
 // benchCmd has a command for each measurement of package bench, and one that measurements start as a process of their
 // own (Baseline).
 type benchCmd struct {
-	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
 	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`

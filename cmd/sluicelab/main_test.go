@@ -109,8 +109,8 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 	}
 }
 
-func TestBenchAccuracyRefusesNonsense(t *testing.T) {
-	if code, _, errs := runLine("bench", "accuracy", "--sluice", os.Args[0], "--scenario", "storm", "--nodes", "0"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 0") {
+func TestBenchRefusesNonsense(t *testing.T) {
+	if code, _, errs := runLine("bench", "store", "--sluice", os.Args[0], "--rows", "storm", "--nodes", "0"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 0") {
 		t.Errorf("%d %s", code, errs)
 	}
 }
