@@ -125,11 +125,11 @@ bench-accuracy: deps ## every load and fault under every mode
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each
-	$(LAB) bench store --length 60s
+	$(LAB) bench fleets --length 60s
 
 # About 50 minutes. It builds the others from their modules at first.
 bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator
-	$(LAB) bench peers
+	$(LAB) bench fleets --nodes 3,1 --rounds 3 --rows saturated,hot,warm,cool,cold --ways ratelimit,gubernator,leasing,routing,approx
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

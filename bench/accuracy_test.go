@@ -25,19 +25,18 @@ func TestAccuracy(t *testing.T) {
 	// The third index makes append copy, so that modes stays as it is. A limit of 300 with the default budget would leave
 	// less than a token for each seat, so approx has a larger one.
 	ways := append(modes[:3:3], way{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
-	c := &comparison{
-		rowFlag: "rows", rows: scenarios, wayFlag: "modes", ways: ways,
-		setup: &report.Setup{Binary: built(t, "sluice")}, nodes: []int{3}, rate: 2000, length: 3 * time.Second, rounds: 1, seed: 1,
+	o := &FleetsOptions{
+		Setup: report.Setup{Binary: built(t, "sluice")}, Nodes: []int{3}, Rate: 2000, Length: 3 * time.Second, Rounds: 1, Seed: 1,
 	}
 	if !*allScenarios {
-		c.named, c.chosen, c.nodes, c.rate, c.length = []string{"closed", "kill", "dead store"}, []string{"leasing"}, []int{2}, 500, time.Second
+		o.Rows, o.Ways, o.Nodes, o.Rate, o.Length = []string{"closed", "kill", "dead store"}, []string{"leasing"}, []int{2}, 500, time.Second
 	}
-	result, err := c.measure(t.Context(), new(struct{}))
+	result, err := (&comparison{FleetsOptions: o, rows: scenarios, ways: ways}).measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := result.(*Compared)
-	if want := cmp.Or(len(c.named)*len(c.chosen), len(scenarios)*len(ways)); len(r.Measured) != want {
+	if want := cmp.Or(len(o.Rows)*len(o.Ways), len(scenarios)*len(ways)); len(r.Measured) != want {
 		t.Errorf("%d measurements, want %d", len(r.Measured), want)
 	}
 	for _, m := range r.Measured {
@@ -60,7 +59,7 @@ func TestAccuracy(t *testing.T) {
 // are refused (on_store_failure: closed), so that over-admission is the mode's and not the policy's.
 func scenario(id, what string, r row) row {
 	r.id = id
-	r.name = id + ": " + what
+	r.name = what
 	r.unit = ratelimit.Year
 	r.limit = 300
 	r.keys = cmp.Or(r.keys, 10)

@@ -139,10 +139,10 @@ func TestTurnOfAWindow(t *testing.T) {
 
 // Real fleets, a Redis each: they answer all that is asked, within what their mode declares, and what Redis did is there
 // to compare. TestAccuracy has the mode that is not here.
-func TestStore(t *testing.T) {
+func TestFleets(t *testing.T) {
 	t.Parallel()
-	r, page := measure[*Compared](t, &StoreOptions{
-		Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Modes: []string{"routing", "approx"}, Seed: 1,
+	r, page := measure[*Compared](t, &FleetsOptions{
+		Nodes: []int{2}, Rate: 500, Length: time.Second, Rounds: 1, Rows: []string{"hot"}, Ways: []string{"baseline", "routing", "approx"}, Seed: 1,
 	})
 	if len(r.Measured) != 3 {
 		t.Fatalf("%d measurements, want 3", len(r.Measured))
@@ -222,7 +222,7 @@ func TestClosedLoopHasKeysForEver(t *testing.T) {
 
 // Each row has a load.
 func TestEveryRowHasALoad(t *testing.T) {
-	for _, r := range slices.Concat(rows, scenarios, peerRows()) {
+	for _, r := range slices.Concat(rows, scenarios) {
 		l := r.load(100, time.Second)
 		if err := report.Check(&l); err != nil || r.id == "" || r.name == "" {
 			t.Errorf("%s: %v", r.name, err)
@@ -233,10 +233,10 @@ func TestEveryRowHasALoad(t *testing.T) {
 // Options that are wrong are refused, with each problem. Where the other limiters cannot be built, the command says so.
 func TestOptionsAreChecked(t *testing.T) {
 	for want, m := range map[string]report.Measurement{
-		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &PeersOptions{
+		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &FleetsOptions{
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
-		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1},
+		"building other rate limiters":            &FleetsOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Ways: []string{"gubernator"}},
 		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
 		"--rounds is 0; --round is 0s":            &CostOptions{},
 		"--rounds is 0; --rate is 0":              &EnvoyOptions{},

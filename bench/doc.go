@@ -1,7 +1,7 @@
 // Package bench measures real processes: the commands of `sluicelab bench`. Each command is options, whose fields are
 // its flags (see package report), and all of them use the same loads, callers and fleets.
 //
-// # Fleets on a Redis: store and peers
+// # Fleets on a Redis
 //
 // A row is a limit and its demand. For each row and way to answer, a comparison measures the work of Redis and of the
 // nodes for one decision, and compares admissions with the limit.

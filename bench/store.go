@@ -13,37 +13,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// StoreOptions measure the work of Redis for a decision, in each mode and where each request asks it.
-type StoreOptions struct {
-	report.Setup `examples:"sluicelab bench store|sluicelab bench store --rows 2,3 --length 60s"`
+// FleetsOptions measure loads of a fleet on a Redis, each answered in several ways.
+type FleetsOptions struct {
+	report.Setup `examples:"sluicelab bench fleets|sluicelab bench fleets --rows warm,cold --ways ratelimit,leasing --rounds 3"`
 	Nodes        []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
-	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second."`
-	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
-	Rows         []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
-	Modes        []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx."`
+	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
+	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Rounds       int           `in:"1..100" default:"1" help:"Measurements of each way, in turn."`
+	Rows         []string      `placeholder:"ROW" help:"Loads to measure: cool, hourly, warm, cold, second, hot, burst100, burst1000, saturated. Default: all but the last."`
+	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit and gubernator, which are built first, baseline, strict, leasing, routing, approx. Default: all but the first two."`
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// Measure implements [report.Measurement]. A selection of modes keeps the baseline, or there would be no ratio.
-func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
-	baseline := way{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
-		return openBaseline(c.setup.Lab, r.limit, r.window(), r.nodes)
-	}}
-	c := &comparison{
-		rowFlag: "--rows", rows: rows, named: o.Rows,
-		lead: "The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
-
-		wayFlag: "--modes", ways: append([]way{baseline}, modes...), chosen: o.Modes,
-		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: 1, seed: o.Seed,
-	}
-	if len(o.Modes) > 0 {
-		c.chosen = append([]string{baseline.name}, o.Modes...)
-	}
-	return c.measure(ctx, o)
+// Measure implements [report.Measurement].
+func (o *FleetsOptions) Measure(ctx context.Context) (report.Result, error) {
+	c := &comparison{FleetsOptions: o, rows: rows, ways: append(others, modes...)}
+	return c.measure(ctx)
 }
 
-// row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that store,
-// peers and TestAccuracy play the same rows. Zero fields have no effect.
+// others are ways without Sluice. The baseline asks Redis as envoyproxy/ratelimit does, and takes less to run.
+var others = []way{
+	{name: "ratelimit", open: openRatelimit, reference: true, built: true, extra: true},
+	{name: "gubernator", open: openGubernator, ask: askGubernator, built: true, extra: true},
+	{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
+		return openBaseline(c.Lab, r.limit, r.window(), r.nodes)
+	}},
+}
+
+// row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that other
+// tests play the same rows. Zero fields have no effect.
 type row struct {
 	id      string // as flags name it
 	name    string
@@ -51,10 +49,9 @@ type row struct {
 	limit   int64
 	keys    int
 	skew    float64
-	callers int    // of a closed loop; 0: requests come at a rate
-	nodes   int    // 0: as the options say
-	peer    string // as flags of bench peers name it; "": it is not among its rows
-	extra   bool   // measured only if it is named
+	callers int  // of a closed loop; 0: requests come at a rate
+	nodes   int  // 0: as the options say
+	extra   bool // measured only if it is named
 
 	shape   load.Shape
 	hot     float64                    // share of the requests for one key
@@ -66,37 +63,21 @@ type row struct {
 	amnesia bool                       // Redis loses data: Bounds.OnLoss comes on top
 }
 
-// rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, and rows with callers load the
+// rows are ordinary traffic, and hard cases: cold and second gain nothing from a lease, and rows with callers load the
 // whole machine.
 var rows = []row{
-	{id: "1", name: "60 a minute, 10,000 keys, Zipf 1.1", unit: ratelimit.Minute, limit: 60, keys: 10_000, skew: 1.1, peer: "cool"},
-	{id: "2", name: "1,000 an hour, 10,000 keys, Zipf 1.1", unit: ratelimit.Hour, limit: 1000, keys: 10_000, skew: 1.1},
-	{id: "3", name: "1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10_000, skew: 1.1, peer: "warm"},
-	{id: "4", name: "10 a minute, 100,000 keys, uniform", unit: ratelimit.Minute, limit: 10, keys: 100_000, peer: "cold"},
-	{id: "5", name: "100 a second, 100 keys, Zipf 1.1", unit: ratelimit.Second, limit: 100, keys: 100, skew: 1.1},
-	{id: "6", name: "1,000,000 a day, 10 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10, skew: 1.1, peer: "hot"},
-	{id: "7", name: "burst: 100 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 100, keys: 20, callers: 96, nodes: 6},
-	{id: "8", name: "burst: 1,000 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 1000, keys: 20, callers: 96, nodes: 6},
+	{id: "cool", name: "60 a minute, 10,000 keys, Zipf 1.1", unit: ratelimit.Minute, limit: 60, keys: 10_000, skew: 1.1},
+	{id: "hourly", name: "1,000 an hour, 10,000 keys, Zipf 1.1", unit: ratelimit.Hour, limit: 1000, keys: 10_000, skew: 1.1},
+	{id: "warm", name: "1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10_000, skew: 1.1},
+	{id: "cold", name: "10 a minute, 100,000 keys, uniform", unit: ratelimit.Minute, limit: 10, keys: 100_000},
+	{id: "second", name: "100 a second, 100 keys, Zipf 1.1", unit: ratelimit.Second, limit: 100, keys: 100, skew: 1.1},
+	{id: "hot", name: "1,000,000 a day, 10 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10, skew: 1.1},
+	{id: "burst100", name: "100 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 100, keys: 20, callers: 96, nodes: 6},
+	{id: "burst1000", name: "1,000 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 1000, keys: 20, callers: 96, nodes: 6},
 	{
-		id: "9", name: "64 callers, 1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000,
-		keys: 10_000, skew: 1.1, callers: 64, peer: "saturated", extra: true,
+		id: "saturated", name: "64 callers, 1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000,
+		keys: 10_000, skew: 1.1, callers: 64, extra: true,
 	},
-}
-
-// peerRows are from keys that are nearly all met again to keys that are nearly all new. They are the rows of store
-// under other names, so that both measure the same loads.
-func peerRows() (all []row) {
-	for _, peer := range []string{"saturated", "hot", "warm", "cool", "cold"} {
-		for _, r := range rows {
-			if r.peer == peer {
-				r.id = peer
-				r.name = peer + ": " + r.name
-				r.extra = false
-				all = append(all, r)
-			}
-		}
-	}
-	return all
 }
 
 func (r *row) load(rate float64, length time.Duration) load.Load {
@@ -109,15 +90,16 @@ func (r *row) window() time.Duration { return r.rule(nil).Limit.Period() }
 // way is how requests are answered. Sluice's modes have only fields. Others start their own servers (open), and may
 // have their own protocol (ask); nil is Envoy's.
 type way struct {
-	name   string
-	fields map[string]string // of the coordination; nil: this is not Sluice
-	open   func(c *comparison, r *row) (*process.Fleet, error)
-	ask    asker
-	// reference says that others are compared with it, if it is measured.
-	reference bool
+	name      string
+	fields    map[string]string // of the coordination; nil: this is not Sluice
+	open      func(c *comparison, r *row) (*process.Fleet, error)
+	ask       asker
+	reference bool // others are compared with it, if it is the first that is measured
+	built     bool // from its module (buildPeers)
+	extra     bool // measured only if it is named
 }
 
-// modes are the ways of Sluice. Their order is that of the tables; peers leaves out the first.
+// modes are the ways of Sluice. A strict one leases one token.
 var modes = []way{
 	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{name: "leasing", fields: map[string]string{"mode": "leasing"}},

@@ -110,7 +110,7 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 }
 
 func TestBenchRefusesNonsense(t *testing.T) {
-	if code, _, errs := runLine("bench", "store", "--sluice", os.Args[0], "--rows", "storm", "--nodes", "0"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 0") {
+	if code, _, errs := runLine("bench", "fleets", "--sluice", os.Args[0], "--rows", "storm", "--nodes", "0"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 0") {
 		t.Errorf("%d %s", code, errs)
 	}
 }
