@@ -12,7 +12,7 @@ import (
 // and Node counts among these. Faults that make no sense at their time do nothing, such as a crash of an ended node:
 // random histories need not avoid them.
 //
-// A fault that can cost tokens notes so in the bound.
+// A fault that can cost tokens notes so in the bound. Of Sever, Node counts nodes first, and parts by rounds of these.
 func (w *world) strike(f Fault) {
 	w.trace("%v node %d for %v", f.Kind, f.Node, f.For)
 	var n *node
@@ -37,7 +37,7 @@ func (w *world) strike(f Fault) {
 	case Restart:
 		if n != nil && !n.alive {
 			w.met(w.restart(n))
-		} else if n != nil && n.ring != nil && n.ring.leaving {
+		} else if n != nil && n.ring != nil && n.ring.leaving { // it starts again when it has left
 			w.in(time.Second, func() { w.strike(f) })
 		}
 		return

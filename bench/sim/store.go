@@ -152,8 +152,8 @@ func (s *store) reaches(n *node, p *part) bool {
 	return n.cut[p.index] == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
-// reachesAll reports whether a batch arrives at the part of a lane, and at the others that have accounts of claims. After
-// a move, claims of one lane belong to several parts. One of them that does not answer fails the whole batch. A trip is
+// reachesAll reports whether a batch arrives at the part of a lane, and at others that have accounts of claims. After a
+// move, claims of one lane belong to several parts. One of them that does not answer fails the whole batch. A trip is
 // one message to each part, whatever the number of its claims.
 func (s *store) reachesAll(n *node, p *part, claims []account.Claim) bool {
 	for _, of := range s.parts {

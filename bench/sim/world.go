@@ -190,7 +190,6 @@ func (w *world) finish() *Result {
 	}
 	r.Declared = declare.Of(w.Rule, len(w.nodes), declare.SharedStore).Over.Drift
 	r.Used = w.bound.used
-	r.Keys = len(w.keys)
 	for _, k := range w.keys {
 		j := k.judge
 		r.Over = max(r.Over, j.Worst)
@@ -366,7 +365,6 @@ type Result struct {
 	Released ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
 	Cut      ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
 	Settled  int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end
-	Keys     int              `json:"keys"`               // keys with requests
 	Timeline []Point          `json:"timeline,omitempty"`
 
 	Violation *Violation `json:"violation,omitempty"`
