@@ -37,8 +37,8 @@ descriptors:
 // keys.
 const keysBatch = 50
 
-// One process gets ever new keys, as from an attacker who invents them: values, values that statistics name, limits of the
-// request's own, and domains. After every tenth of the keys, its memory and its metrics are bounded, and a key that had
+// One process gets ever new keys, as from an attacker who invents them: values, values that statistics name, limits of
+// the request's own, and domains. After every tenth of the keys, its memory and its metrics are bounded, and a key that had
 // used up its budget before stays refused. If invented keys could push it out of the table, an attacker would reset any
 // limit.
 //

@@ -110,8 +110,8 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 	}
 }
 
-// A fault of the network outlasts a process, and ends for the next one in its place: a node that crashes and starts again
-// while it is cut off asks the store when that is over, and not before.
+// A fault of the network outlasts a process, and ends for the next one in its place. A node that crashes and starts
+// again while it is cut off asks the store when that is over.
 func TestRestartInAFaultOfTheNetwork(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []FaultKind{Cut, Deaf, Late} {

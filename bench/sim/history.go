@@ -51,8 +51,8 @@ func (h *historian) wake() {
 	}
 }
 
-// roll restarts all nodes one after the other, or at once, as an upgrade does. Each leaves or is killed, and starts again
-// in its place. It draws its own random numbers.
+// roll restarts all nodes in turn, or at once, as an upgrade does. Each leaves or is killed, and starts again in its
+// place. It draws its own random numbers.
 func (h *historian) roll() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x2077))}
 	if !of.chance(0.1) {
@@ -109,8 +109,9 @@ func (h *historian) ring() {
 var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}
 
 // parts makes one history in five use a ledger of several parts, like a Redis Cluster. Each part has its own accounts,
-// epoch and clock, and fails, loses data and fails over alone. Nodes may reach some parts and not others. It draws its own random number, so that other histories
-// stay the same. With a clock that is set, no keys move: a moved account would have times of another clock.
+// epoch and clock, and fails, loses data and fails over alone. Nodes may reach some parts and not others. It draws its
+// own random numbers, so that other histories stay the same. With a clock that is set, no keys move: a moved account
+// would have times of another clock.
 func (h *historian) parts() {
 	if own := rand.New(rand.NewPCG(h.o.Seed, 0x9a27)); own.IntN(5) == 0 && !h.o.Rule.Coordination.Mode.Spec().Owned {
 		h.o.Parts = 2 + own.IntN(3)
