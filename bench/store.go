@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ type FleetsOptions struct {
 
 // Measure implements [report.Measurement].
 func (o *FleetsOptions) Measure(ctx context.Context) (report.Result, error) {
-	c := &comparison{FleetsOptions: o, rows: rows, ways: append(others, modes...)}
+	c := &comparison{FleetsOptions: o, rows: rows, ways: slices.Concat(others, modes)}
 	return c.measure(ctx)
 }
 
