@@ -120,16 +120,16 @@ bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a s
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
-bench-accuracy: deps $(LAB) ## every load and fault under every mode
-	$(LAB) bench accuracy --all
+bench-accuracy: deps ## every load and fault under every mode
+	$(GO) test -count=1 -v -timeout 1h -run '^TestAccuracy$$' ./bench -accuracy
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each
-	$(LAB) bench store --length 60s
+	$(LAB) bench fleets --length 60s
 
 # About 50 minutes. It builds the others from their modules at first.
 bench-peers: deps $(LAB) ## Sluice beside envoyproxy/ratelimit and gubernator
-	$(LAB) bench peers
+	$(LAB) bench fleets --nodes 3,1 --rounds 3 --rows saturated,hot,warm,cool,cold --ways ratelimit,gubernator,leasing,routing,approx
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
@@ -163,8 +163,8 @@ QUIET ?= 1h
 quiet: deps ## no alert and no problem of a console in QUIET (1h) of loads and the demo, on a machine that does nothing else
 	$(GO) test -count=1 -v -timeout 0 -run '^TestNoFalseAlarm$$' ./cmd/sluice -quiet $(QUIET)
 
-outages: deps $(LAB) ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
-	$(LAB) sim outages --count $(OUTAGES)
+outages: deps ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
+	$(GO) test -count=1 -v -timeout 1h -run '^TestOutages$$' ./bench/sim -outages $(OUTAGES)
 	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench -outages $(KILLS)
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else
@@ -246,9 +246,9 @@ proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-
 bench-metrics: ## what counting costs a decision, and a scrape of 10,000 rules
 	$(GO) test -run '^$$' -bench 'Metrics|Scrape' ./bench ./ratelimit/metrics
 
-bench-keys: $(LAB) ## memory of a key; 5,000,000 invented keys against 512 MiB
+bench-keys: ## memory of a key; 5,000,000 invented keys against 512 MiB
 	$(GO) test -count=1 -v -run '^TestKeysThatStay$$' ./leasing/internal/keytable
-	$(LAB) bench keys --max-keys 0 --memory 512 --max-memory 512
+	$(GO) test -count=1 -v -timeout 1h -run '^TestInventedKeys$$' ./bench -keys 5000000 -memory 512
 
 # Both programs: sluicelab measures the sluice beside it.
 .PHONY: $(LAB)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -138,10 +139,10 @@ func TestTurnOfAWindow(t *testing.T) {
 
 // Real fleets, a Redis each: they answer all that is asked, within what their mode declares, and what Redis did is there
 // to compare. TestAccuracy has the mode that is not here.
-func TestStore(t *testing.T) {
+func TestFleets(t *testing.T) {
 	t.Parallel()
-	r, page := measure[*Compared](t, &StoreOptions{
-		Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Modes: []string{"routing", "approx"}, Seed: 1,
+	r, page := measure[*Compared](t, &FleetsOptions{
+		Nodes: []int{2}, Rate: 500, Length: time.Second, Rounds: 1, Rows: []string{"hot"}, Ways: []string{"baseline", "routing", "approx"}, Seed: 1,
 	})
 	if len(r.Measured) != 3 {
 		t.Fatalf("%d measurements, want 3", len(r.Measured))
@@ -159,26 +160,6 @@ func TestStore(t *testing.T) {
 		}
 	}
 	if !strings.Contains(page, rows[5].name) || strings.Contains(page, "PROBLEM") {
-		t.Errorf("the page does not show the row, or shows a problem:\n%s", page)
-	}
-}
-
-// Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
-// each kind.
-func TestAccuracy(t *testing.T) {
-	t.Parallel()
-	r, page := measure[*Compared](t, &AccuracyOptions{
-		Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}, modes: []string{"leasing"},
-	})
-	if len(r.Measured) != 3 {
-		t.Errorf("%d measurements, want 3", len(r.Measured))
-	}
-	for _, m := range r.Measured {
-		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
-			t.Errorf("nothing was measured: %+v", m)
-		}
-	}
-	if !strings.Contains(page, "kill: a node is killed") || strings.Contains(page, "of first|") || strings.Contains(page, "PROBLEM") {
 		t.Errorf("the page does not show the row, or shows a problem:\n%s", page)
 	}
 }
@@ -224,9 +205,24 @@ func TestMediansOfRounds(t *testing.T) {
 	}
 }
 
+// A caller of a closed loop never reaches the end of its keys, whatever the rate of the load.
+func TestClosedLoopHasKeysForEver(t *testing.T) {
+	l, first := load.Load{Rate: 1e-3, Keys: 1_000_000, Length: 20 * time.Millisecond}, 0
+	calls := 0
+	caller.Closed(t.Context(), 1, l, 1, time.Now(), func(r load.Request, _ time.Time) {
+		calls++
+		if r.Key == 0 {
+			first++
+		}
+	})
+	if calls < 100 || first > calls/10 {
+		t.Errorf("%d of %d requests are for the first of a million keys", first, calls)
+	}
+}
+
 // Each row has a load.
 func TestEveryRowHasALoad(t *testing.T) {
-	for _, r := range slices.Concat(rows, scenarios, peerRows()) {
+	for _, r := range slices.Concat(rows, scenarios) {
 		l := r.load(100, time.Second)
 		if err := report.Check(&l); err != nil || r.id == "" || r.name == "" {
 			t.Errorf("%s: %v", r.name, err)
@@ -237,15 +233,13 @@ func TestEveryRowHasALoad(t *testing.T) {
 // Options that are wrong are refused, with each problem. Where the other limiters cannot be built, the command says so.
 func TestOptionsAreChecked(t *testing.T) {
 	for want, m := range map[string]report.Measurement{
-		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &PeersOptions{
+		"--nodes is 0; --rounds is 0; --rate is -1; --rows is luke; --ways is x": &FleetsOptions{
 			Nodes: []int{0}, Rate: -1, Length: 1e9, Rows: []string{"luke"}, Ways: []string{"x"},
 		},
-		"building other rate limiters":            &PeersOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1},
-		"--scenario is storm; --nodes is 0":       &AccuracyOptions{Rate: 1, Length: 1e9, Scenario: []string{"storm"}},
+		"building other rate limiters":            &FleetsOptions{Nodes: []int{1}, Rate: 100, Length: 1e9, Rounds: 1, Ways: []string{"gubernator"}},
 		"--case is six; --nodes is 11":            &TokensOptions{Nodes: 11, Case: []string{"six"}},
 		"--rounds is 0; --round is 0s":            &CostOptions{},
 		"--rounds is 0; --rate is 0":              &EnvoyOptions{},
-		"--keys is 0":                             &KeysOptions{},
 		"--step is 0s; --rounds; --times is 1000": &OverloadOptions{Times: []float64{1000}},
 	} {
 		_, err := m.Measure(t.Context())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -23,20 +24,12 @@ import (
 // of them and each round. one starts a fleet, plays the row's load against it (play), and computes the figures from
 // what Redis, the nodes and the caller have counted meanwhile.
 type comparison struct {
-	// Text above the table; wayFlag and rowFlag are names of flags, for errors.
-	lead             string
-	rowFlag, wayFlag string
-	rows             []row
-	ways             []way
-	named, chosen    []string // rows, and ways; none: all
-	setup            *report.Setup
-	nodes            []int // sizes of fleets
-	rate             float64
-	length           time.Duration
-	rounds           int
-	seed             uint64
-	programs         string // the folder of other limiters' programs
-	prepare          func(context.Context) error
+	*FleetsOptions
+	// All that can be named; without names, those without extra are measured.
+	rows []row
+	ways []way
+	// The folder of other limiters' programs, and what is said of them.
+	programs, built string
 }
 
 // Measured is one way to answer under one row: the median of each figure in all rounds. Its tags make the table and the
@@ -86,25 +79,30 @@ type Compared struct {
 // measure checks options, and measures each chosen row in each chosen way. All problems with options are reported at
 // once, before anything starts. Ratios are to the first way, and only where that is the reference: with a selection,
 // the first may be another one.
-func (c *comparison) measure(ctx context.Context, options any) (report.Result, error) {
+func (c *comparison) measure(ctx context.Context) (report.Result, error) {
 	var b report.Bounds
-	b.Check(options)
-	rows := report.Choose(&b, c.rowFlag, c.named, c.rows, func(r *row) string { return r.id })
-	ways := report.Choose(&b, c.wayFlag, c.chosen, c.ways, func(w *way) string { return w.name })
+	b.Check(c.FleetsOptions)
+	rows := report.Choose(&b, "--rows", c.Rows, c.rows, func(r *row) string { return r.id })
+	ways := report.Choose(&b, "--ways", c.Ways, c.ways, func(w *way) string { return w.name })
 	if err := b.Err(); err != nil {
 		return nil, err
 	}
-	if len(c.named) == 0 {
+	if len(c.Rows) == 0 {
 		rows = slices.DeleteFunc(rows, func(r row) bool { return r.extra })
 	}
-	if c.prepare != nil {
-		if err := c.prepare(ctx); err != nil {
+	if len(c.Ways) == 0 {
+		ways = slices.DeleteFunc(ways, func(w way) bool { return w.extra })
+	}
+	// A build takes minutes, so it comes after the options are checked.
+	if slices.ContainsFunc(ways, func(w way) bool { return w.built }) {
+		defer func() { _ = os.RemoveAll(c.programs) }()
+		if err := c.build(ctx); err != nil {
 			return nil, err
 		}
 	}
 	var places []row // with a number of nodes each
 	for _, r := range rows {
-		sizes := c.nodes
+		sizes := c.Nodes
 		if r.nodes > 0 {
 			sizes = []int{r.nodes}
 		}
@@ -112,12 +110,12 @@ func (c *comparison) measure(ctx context.Context, options any) (report.Result, e
 			places = append(places, r)
 		}
 	}
-	r := &Compared{Rate: c.rate, Length: c.length, of: c}
+	r := &Compared{Rate: c.Rate, Length: c.Length, of: c}
 	for i := range places {
 		at, all := &places[i], make([][]Measured, len(ways))
-		err := inTurn(c.rounds, len(ways), func(_, w int) error {
-			what := fmt.Sprintf("%s, %s, %d nodes", ways[w].name, at.name, at.nodes)
-			c.setup.Tell(len(places)*len(ways)*c.rounds, what)
+		err := inTurn(c.Rounds, len(ways), func(_, w int) error {
+			what := fmt.Sprintf("%s, %s, %d nodes", ways[w].name, at.id, at.nodes)
+			c.Tell(len(places)*len(ways)*c.Rounds, what)
 			m, err := c.one(ctx, at, &ways[w])
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
@@ -178,7 +176,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 		return Measured{}, err
 	}
 	t := newTally(r.limit, r.window())
-	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), r.window(), c.length)); err != nil {
+	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), r.window(), c.Length)); err != nil {
 		return Measured{}, err
 	}
 	before, start := f.Redis.Used(), time.Now()
@@ -188,7 +186,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 	}
 	used, took := f.Redis.Used().Since(before), time.Since(start)
 	m := Measured{
-		Row: r.name, Mode: w.name, Nodes: r.nodes,
+		Row: r.id + ": " + r.name, Mode: w.name, Nodes: r.nodes,
 		CPU: micros(beyond(used.CPU, took, idle), t.asked), NodeCPU: micros(cpu, t.asked),
 		Commands: used.Commands, Fallbacks: sum(f, fallbacks),
 	}
@@ -197,7 +195,7 @@ func (c *comparison) one(ctx context.Context, r *row, w *way) (Measured, error) 
 	// A draw is two HINCRBY: the account's sum, and the holder's total.
 	m.Draws = 1000 * float64(used.Commands["hincrby"]) / 2 / asked
 	m.Bytes = float64(used.Bytes) / asked
-	m.Second = asked / c.length.Seconds()
+	m.Second = asked / c.Length.Seconds()
 	for name, n := range used.Commands {
 		if name != "info" { // of this measurement
 			m.Each += float64(n) / asked
@@ -221,19 +219,19 @@ func (c *comparison) open(r *row, w *way) (*process.Fleet, error) {
 	if w.open != nil {
 		return w.open(c, r)
 	}
-	return openFleet(c.setup.Binary, r.file(w.fields), r.nodes, r.others, r.flags...)
+	return openFleet(c.Binary, r.file(w.fields), r.nodes, r.others, r.flags...)
 }
 
 // play makes the row's requests, while things go wrong. Faults come from a goroutine of their own, because the load
 // must not wait for them. It has ended when play returns: the fleet may be stopped then.
 func (c *comparison) play(ctx context.Context, r *row, w *way, f *process.Fleet, t *tally, start time.Time) error {
 	struck := make(chan error, 1)
-	go func() { struck <- r.fails(ctx, f, c.length) }()
+	go func() { struck <- r.fails(ctx, f, c.Length) }()
 	ask := w.ask
 	if ask == nil {
 		ask = askAsEnvoy
 	}
-	drive(ctx, r.callers, r.load(c.rate, c.length), c.seed, start, func(q load.Request, intended time.Time) {
+	drive(ctx, r.callers, r.load(c.Rate, c.Length), c.Seed, start, func(q load.Request, intended time.Time) {
 		t.ask(ctx, f.Pool.Next(), r, ask, q.Key, intended)
 	})
 	return errors.Join(<-struck, ctx.Err())
@@ -339,7 +337,7 @@ func (r *Compared) Page() *report.Page {
 	return &report.Page{
 		Lead: []string{
 			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
-			r.of.lead,
+			"The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token." + r.of.built,
 		},
 		Tables: []report.Table{report.Rows("", r.Measured, notes...)},
 	}

@@ -171,16 +171,12 @@ func (c *contender) stop() {
 	}
 }
 
-// fastest is more calls a second than one caller of a closed loop makes. A closed loop takes only keys from its load,
-// and a caller that outran it would get no more of them.
-const fastest = 100_000
-
 // round makes the calls of a round. The calls of one round run one after the other for each caller, over connections in
 // turn. A failed call fails the round, because it would cost less than an answered one.
 func (c *contender) round(ctx context.Context, o *CostOptions) (err error) {
 	r := costRound{calls: newCalls()}
 	start := time.Now()
-	l := load.Load{Rate: fastest, Keys: len(c.bytes), Length: o.Round}
+	l := load.Load{Rate: 1, Keys: len(c.bytes), Length: o.Round}
 	r.cpu, err = process.Spent(c.fleet, func() error {
 		return r.drive(ctx, costCallers, l, start, func(key int) error {
 			var answer []byte

@@ -1,7 +1,7 @@
 // Package bench measures real processes: the commands of `sluicelab bench`. Each command is options, whose fields are
 // its flags (see package report), and all of them use the same loads, callers and fleets.
 //
-// # Fleets on a Redis: store, peers and accuracy
+// # Fleets on a Redis
 //
 // A row is a limit and its demand. For each row and way to answer, a comparison measures the work of Redis and of the
 // nodes for one decision, and compares admissions with the limit.
@@ -29,10 +29,9 @@
 // Envoy: it has a bounded number of calls outstanding (its circuit breaker; 1024 by default), and obeys the server's
 // bound on streams. Calls beyond that fail on its side without being sent. They count as offered.
 //
-// # One server: cost and keys
+// # Cost
 //
-// The processor time of a call is compared with that of an empty server. A server that gets ever new keys shows its
-// memory, its metrics and its limits.
+// The processor time of a call is compared with that of an empty server.
 //
 // # A request through Envoy
 //

@@ -42,7 +42,7 @@ type outageRun struct {
 }
 
 // Real nodes, and a real Redis that is killed at random instants and comes back empty: in each window, each mode with
-// each policy admits at most what it declares. The laboratory plays thousands of such outages (sluicelab sim outages).
+// each policy admits at most what it declares. TestOutages of bench/sim plays thousands of such outages.
 func TestOutagesOfRedis(t *testing.T) {
 	t.Parallel()
 	text := outageRules()

@@ -9,55 +9,25 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// PeersOptions compare fleets of Sluice with fleets of other rate limiters, each built from its Go module (bench/peers).
-type PeersOptions struct {
-	report.Setup `examples:"sluicelab bench peers|sluicelab bench peers --rows cold --nodes 3 --ways ratelimit,leasing"`
-	Nodes        []int         `in:"1..20" default:"3,1" help:"Sizes of the fleets."`
-	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
-	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement."`
-	Rounds       int           `in:"1..100" default:"3" help:"Measurements of each way, in turn."`
-	Rows         []string      `placeholder:"ROW" help:"Loads to measure: saturated, hot, warm, cool, cold."`
-	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit, gubernator, leasing, routing, approx."`
-	Seed         uint64        `default:"1" help:"Seed of the demand."`
-}
-
-// peerWays are the others, and the modes of Sluice.
-var peerWays = append([]way{
-	{name: "ratelimit", open: openRatelimit, reference: true},
-	{name: "gubernator", open: openGubernator, ask: askGubernator},
-}, modes[1:]...)
-
-// Measure implements [report.Measurement]. The programs are built after the options are checked, because a build takes
-// minutes (prepare). They are in a folder of this run, which is removed at its end.
-func (o *PeersOptions) Measure(ctx context.Context) (report.Result, error) {
-	dir, err := os.MkdirTemp("", "sluice-peers")
+// build builds the others' programs in a folder of this run.
+func (c *comparison) build(ctx context.Context) (err error) {
+	c.programs, err = os.MkdirTemp("", "sluice-peers")
 	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
+		return fmt.Errorf("bench: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	c := &comparison{
-		rowFlag: "--rows", rows: peerRows(), named: o.Rows,
-		wayFlag: "--ways", ways: peerWays, chosen: o.Ways, programs: dir,
-		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: o.Rounds, seed: o.Seed,
-	}
-	c.prepare = func(ctx context.Context) error {
-		versions, err := buildPeers(ctx, dir)
-		c.lead = "The others are " + strings.Join(versions, " and ") + ", with their default settings. " +
-			"gubernator has no Redis: its accounts end with its nodes."
-		return err
-	}
-	return c.measure(ctx, o)
+	versions, err := buildPeers(ctx, c.programs)
+	c.built = " The others are " + strings.Join(versions, " and ") + ", with their default settings. " +
+		"gubernator has no Redis: its accounts end with its nodes."
+	return err
 }
 
 // ratelimitVersion is the version of envoyproxy/ratelimit: the newest one of 2026-11.

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
@@ -14,70 +14,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// StoreOptions measure the work of Redis for a decision, in each mode and where each request asks it.
-type StoreOptions struct {
-	report.Setup `examples:"sluicelab bench store|sluicelab bench store --rows 2,3 --length 60s"`
+// FleetsOptions measure loads of a fleet on a Redis, each answered in several ways.
+type FleetsOptions struct {
+	report.Setup `examples:"sluicelab bench fleets|sluicelab bench fleets --rows warm,cold --ways ratelimit,leasing --rounds 3"`
 	Nodes        []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
-	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second."`
-	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
-	Rows         []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
-	Modes        []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx."`
+	Rate         float64       `in:"1..100000" default:"3000" help:"Requests a second, except where callers saturate the nodes."`
+	Length       time.Duration `in:"500ms..10m" default:"15s" help:"Length of each measurement. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Rounds       int           `in:"1..100" default:"1" help:"Measurements of each way, in turn."`
+	Rows         []string      `placeholder:"ROW" help:"Loads to measure: cool, hourly, warm, cold, second, hot, burst100, burst1000, saturated. Default: all but the last."`
+	Ways         []string      `placeholder:"WAY" help:"Ways to measure: ratelimit and gubernator, which are built first, baseline, strict, leasing, routing, approx. Default: all but the first two."`
 	Seed         uint64        `default:"1" help:"Seed of the demand."`
 }
-
-// Measure implements [report.Measurement]. A selection of modes keeps the baseline, or there would be no ratio.
-func (o *StoreOptions) Measure(ctx context.Context) (report.Result, error) {
-	baseline := way{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
-		return openBaseline(c.setup.Lab, r.limit, r.window(), r.nodes)
-	}}
-	c := &comparison{
-		rowFlag: "--rows", rows: rows, named: o.Rows,
-		lead: "The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
-
-		wayFlag: "--modes", ways: append([]way{baseline}, modes...), chosen: o.Modes,
-		setup: &o.Setup, nodes: o.Nodes, rate: o.Rate, length: o.Length, rounds: 1, seed: o.Seed,
-	}
-	if len(o.Modes) > 0 {
-		c.chosen = append([]string{baseline.name}, o.Modes...)
-	}
-	return c.measure(ctx, o)
-}
-
-// AccuracyOptions compare admissions with limits, under loads and faults.
-type AccuracyOptions struct {
-	report.Setup `examples:"sluicelab bench accuracy|sluicelab bench accuracy --all|sluicelab bench accuracy --scenario burst --scenario 'dead store'"`
-	Nodes        int           `in:"1..20" default:"3" help:"Nodes of the fleet."`
-	Rate         float64       `in:"1..100000" default:"2000" help:"Requests a second."`
-	Length       time.Duration `in:"500ms..10m" default:"3s" help:"Length of each scenario in each mode."`
-	Scenario     []string      `placeholder:"NAME" help:"Scenarios: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'hung store', 'dead store', 'flushed store'."`
-	All          bool          `help:"Run all scenarios instead of about half."`
-	Seed         uint64        `default:"1" help:"Seed of the demand."`
-	modes        []string
-}
-
-// accuracyModes tighten the budget of approx, so that each node has a seat. A limit of 300 with the default budget
-// would leave less than a token for each seat. The third index makes append copy, so that modes stays as it is.
-var accuracyModes = append(modes[:3:3], way{name: "approx", fields: map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}})
 
 // Measure implements [report.Measurement].
-func (o *AccuracyOptions) Measure(ctx context.Context) (report.Result, error) {
-	c := &comparison{
-		rowFlag: "--scenario", rows: scenarios, named: o.Scenario,
-		lead: "Which mode fits your traffic is what `sluicelab what-if` says; here is what each did under the same loads and faults.",
-
-		wayFlag: "--modes", ways: accuracyModes, chosen: o.modes,
-		setup: &o.Setup, nodes: []int{o.Nodes}, rate: o.Rate, length: o.Length, rounds: 1, seed: o.Seed,
-	}
-	if o.All {
-		for _, r := range scenarios {
-			c.named = append(c.named, r.id)
-		}
-	}
-	return c.measure(ctx, o)
+func (o *FleetsOptions) Measure(ctx context.Context) (report.Result, error) {
+	c := &comparison{FleetsOptions: o, rows: rows, ways: slices.Concat(others, modes)}
+	return c.measure(ctx)
 }
 
-// row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that store,
-// accuracy and peers play the same rows. Zero fields have no effect.
+// others are ways without Sluice. The baseline asks Redis as envoyproxy/ratelimit does, and takes less to run.
+var others = []way{
+	{name: "ratelimit", open: openRatelimit, reference: true, built: true, extra: true},
+	{name: "gubernator", open: openGubernator, ask: askGubernator, built: true, extra: true},
+	{name: "baseline", reference: true, open: func(c *comparison, r *row) (*process.Fleet, error) {
+		return openBaseline(c.Lab, r.limit, r.window(), r.nodes)
+	}},
+}
+
+// row is a limit, the demand for it, and what goes wrong meanwhile. Its demand and faults are data, so that other
+// tests play the same rows. Zero fields have no effect.
 type row struct {
 	id      string // as flags name it
 	name    string
@@ -85,10 +50,9 @@ type row struct {
 	limit   int64
 	keys    int
 	skew    float64
-	callers int    // of a closed loop; 0: requests come at a rate
-	nodes   int    // 0: as the options say
-	peer    string // as flags of bench peers name it; "": it is not among its rows
-	extra   bool   // measured only if it is named
+	callers int  // of a closed loop; 0: requests come at a rate
+	nodes   int  // 0: as the options say
+	extra   bool // measured only if it is named
 
 	shape   load.Shape
 	hot     float64                    // share of the requests for one key
@@ -100,93 +64,21 @@ type row struct {
 	amnesia bool                       // Redis loses data: Bounds.OnLoss comes on top
 }
 
-// rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, and rows with callers load the
+// rows are ordinary traffic, and hard cases: cold and second gain nothing from a lease, and rows with callers load the
 // whole machine.
 var rows = []row{
-	{id: "1", name: "60 a minute, 10,000 keys, Zipf 1.1", unit: ratelimit.Minute, limit: 60, keys: 10_000, skew: 1.1, peer: "cool"},
-	{id: "2", name: "1,000 an hour, 10,000 keys, Zipf 1.1", unit: ratelimit.Hour, limit: 1000, keys: 10_000, skew: 1.1},
-	{id: "3", name: "1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10_000, skew: 1.1, peer: "warm"},
-	{id: "4", name: "10 a minute, 100,000 keys, uniform", unit: ratelimit.Minute, limit: 10, keys: 100_000, peer: "cold"},
-	{id: "5", name: "100 a second, 100 keys, Zipf 1.1", unit: ratelimit.Second, limit: 100, keys: 100, skew: 1.1},
-	{id: "6", name: "1,000,000 a day, 10 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10, skew: 1.1, peer: "hot"},
-	{id: "7", name: "burst: 100 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 100, keys: 20, callers: 96, nodes: 6},
-	{id: "8", name: "burst: 1,000 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 1000, keys: 20, callers: 96, nodes: 6},
+	{id: "cool", name: "60 a minute, 10,000 keys, Zipf 1.1", unit: ratelimit.Minute, limit: 60, keys: 10_000, skew: 1.1},
+	{id: "hourly", name: "1,000 an hour, 10,000 keys, Zipf 1.1", unit: ratelimit.Hour, limit: 1000, keys: 10_000, skew: 1.1},
+	{id: "warm", name: "1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10_000, skew: 1.1},
+	{id: "cold", name: "10 a minute, 100,000 keys, uniform", unit: ratelimit.Minute, limit: 10, keys: 100_000},
+	{id: "second", name: "100 a second, 100 keys, Zipf 1.1", unit: ratelimit.Second, limit: 100, keys: 100, skew: 1.1},
+	{id: "hot", name: "1,000,000 a day, 10 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000, keys: 10, skew: 1.1},
+	{id: "burst100", name: "100 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 100, keys: 20, callers: 96, nodes: 6},
+	{id: "burst1000", name: "1,000 a day, 20 keys, 6 nodes, 96 callers", unit: ratelimit.Day, limit: 1000, keys: 20, callers: 96, nodes: 6},
 	{
-		id: "9", name: "64 callers, 1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000,
-		keys: 10_000, skew: 1.1, callers: 64, peer: "saturated", extra: true,
+		id: "saturated", name: "64 callers, 1,000,000 a day, 10,000 keys, Zipf 1.1", unit: ratelimit.Day, limit: 1_000_000,
+		keys: 10_000, skew: 1.1, callers: 64, extra: true,
 	},
-}
-
-// peerRows are from keys that are nearly all met again to keys that are nearly all new. They are the rows of store
-// under other names, so that both measure the same loads.
-func peerRows() (all []row) {
-	for _, peer := range []string{"saturated", "hot", "warm", "cool", "cold"} {
-		for _, r := range rows {
-			if r.peer == peer {
-				r.id = peer
-				r.name = peer + ": " + r.name
-				r.extra = false
-				all = append(all, r)
-			}
-		}
-	}
-	return all
-}
-
-// scenario is a row: ten keys, which at the default rate and length get twice their limit. Windows are of a year, so
-// that none ends during the measurement: the simulator plays windows that end. Without an answer of the store, requests
-// are refused (on_store_failure: closed), so that over-admission is the mode's and not the policy's.
-func scenario(id, what string, r row) row {
-	r.id = id
-	r.name = id + ": " + what
-	r.unit = ratelimit.Year
-	r.limit = 300
-	r.keys = cmp.Or(r.keys, 10)
-	r.fields = map[string]string{"on_store_failure": "closed"}
-	return r
-}
-
-// scenarios have faults a third into the time, and are right again after two. Those with extra are played only if they
-// are named, or with --all: without them, the command takes about half as long.
-var scenarios = []row{
-	scenario("closed", "16 callers, each after its last answer; uniform keys", row{callers: 16}),
-	scenario("zipf", "open loop, Zipf 1.1 over 200 keys", row{keys: 200, skew: 1.1}),
-	scenario("burst", "open loop, 5.5 times the rate in a tenth of each second", row{shape: load.Burst}),
-	scenario("flash", "open loop, a crowd of four times the rate on a cold key", row{shape: load.Flash, extra: true}),
-	scenario("hot", "open loop, half of it on one key", row{hot: 0.5, extra: true}),
-	scenario("uniform", "open loop, uniform keys", row{extra: true}),
-	scenario("ramp", "open loop, from nothing to twice the rate", row{shape: load.Ramp, extra: true}),
-	scenario("many", "open loop, more keys than the nodes' tables hold", row{keys: 60_000, hot: 0.3, flags: []string{"--max-keys", "1000"}, extra: true}),
-	scenario("kill", "a node is killed, and started again", row{
-		strike: func(f *process.Fleet) error { return f.End(0, syscall.SIGKILL) },
-		mend:   func(f *process.Fleet) error { return f.Start(0) },
-	}),
-	scenario("pause", "a node is stopped, and goes on", row{
-		strike: func(f *process.Fleet) error { return f.Nodes[0].Pause(true) },
-		mend:   func(f *process.Fleet) error { return f.Nodes[0].Pause(false) }, extra: true,
-	}),
-	scenario("join", "a node joins", row{strike: func(f *process.Fleet) error { return f.Start(len(f.Nodes) - 1) }, others: 1, extra: true}),
-	scenario("roll", "each node in turn leaves, and is there again", row{strike: roll, extra: true}),
-	scenario("hung store", "Redis is stopped, and goes on", row{
-		strike: func(f *process.Fleet) error { return f.Redis.Pause(true) },
-		mend:   func(f *process.Fleet) error { return f.Redis.Pause(false) },
-	}),
-	scenario("dead store", "Redis is killed, and started again empty", row{
-		strike: func(f *process.Fleet) error { return f.Redis.Kill() },
-		mend:   func(f *process.Fleet) error { return f.Redis.Start() }, amnesia: true, extra: true,
-	}),
-	scenario("flushed store", "FLUSHALL", row{strike: func(f *process.Fleet) error { return f.Redis.Forget() }, amnesia: true}),
-}
-
-// roll restarts the nodes one after the other. Restart waits until the fleet is whole again, as a Deployment waits for
-// readiness.
-func roll(f *process.Fleet) error {
-	for i := range f.Running() {
-		if err := f.Restart(i); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (r *row) load(rate float64, length time.Duration) load.Load {
@@ -199,15 +91,16 @@ func (r *row) window() time.Duration { return r.rule(nil).Limit.Period() }
 // way is how requests are answered. Sluice's modes have only fields. Others start their own servers (open), and may
 // have their own protocol (ask); nil is Envoy's.
 type way struct {
-	name   string
-	fields map[string]string // of the coordination; nil: this is not Sluice
-	open   func(c *comparison, r *row) (*process.Fleet, error)
-	ask    asker
-	// reference says that others are compared with it, if it is measured.
-	reference bool
+	name      string
+	fields    map[string]string // of the coordination; nil: this is not Sluice
+	open      func(c *comparison, r *row) (*process.Fleet, error)
+	ask       asker
+	reference bool // others are compared with it, if it is the first that is measured
+	built     bool // from its module (buildPeers)
+	extra     bool // measured only if it is named
 }
 
-// modes are the ways of Sluice. Their order is that of the tables; peers leaves out the first.
+// modes are the ways of Sluice. A strict one leases one token.
 var modes = []way{
 	{name: "strict", fields: map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{name: "leasing", fields: map[string]string{"mode": "leasing"}},

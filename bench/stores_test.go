@@ -32,7 +32,7 @@ import (
 
 var (
 	length   = flag.Duration("length", 200*time.Millisecond, "how long TestStores measures each row in each way")
-	measured = flag.String("rows", "6", "which rows TestStores measures")
+	measured = flag.String("rows", "hot", "which rows TestStores measures")
 	stores   = flag.String("stores", "redis,postgres,etcd", "which stores TestStores measures")
 )
 
@@ -128,7 +128,7 @@ func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock
 // The CPU of a store's server for a decision: by three nodes in mode leasing, and with a claim for each
 // request. First requests are separate: each node has claimed each key once before.
 //
-//	go test -v -run TestStores ./bench -rows 1,2,3,4,5,6 -length 20s -timeout 60m
+//	go test -v -run TestStores ./bench -rows cool,hourly,warm,cold,second,hot -length 20s -timeout 60m
 func TestStores(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -198,7 +198,7 @@ func measureStore(t *testing.T, store string, server real, r *row, idle float64)
 		"claims; a node's first touch of a key costs %v", store, r.id, r.name, 1000*leased, 1000*each, float64(leased)/float64(each),
 		1000*float64(after.RoundTrips-before.RoundTrips)/float64(asked), 1000*float64(after.Claims-before.Claims)/float64(asked), touch)
 	// Processors are counted in ticks of 10 ms, and what the server does unasked is subtracted: a short run says little.
-	if asked == 0 || *length >= 5*time.Second && (each == 0 || r.id == "6" && leased > each/2) {
+	if asked == 0 || *length >= 5*time.Second && (each == 0 || r.id == "hot" && leased > each/2) {
 		t.Errorf("a decision costs %v with leases, and %v where each asks", leased, each)
 	}
 }

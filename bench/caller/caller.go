@@ -5,6 +5,7 @@ package caller
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -122,11 +123,11 @@ func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call f
 }
 
 // Closed has so many callers make calls one after the other for the length of the load, each its own sequence of keys.
-// The instants of the load are ignored. Its length is set to an hour, so that a caller faster than the rate does not
-// reach its end. Each caller has a seed of its own, or all would ask for the same keys in step.
+// The instants of the load are ignored: a caller does not reach the end of its keys, however much faster it is than the
+// rate. Each caller has a seed of its own, or all would ask for the same keys in step.
 func Closed(ctx context.Context, callers int, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
 	end := start.Add(l.Length)
-	l.Length = time.Hour
+	l.Length = math.MaxInt64
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {

@@ -45,9 +45,6 @@ type Load struct {
 	Length time.Duration `in:"1ns..999999h"` // of the whole
 }
 
-// MaxKeys is how many distinct keys a load may have.
-const MaxKeys = 10_000_000
-
 // Request is one arrival.
 type Request struct {
 	At   time.Duration // since the start

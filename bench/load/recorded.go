@@ -17,9 +17,6 @@ type Recorded struct {
 	Keys     []string // by Request.Key
 }
 
-// mostRecorded bounds memory: a recorded request takes 40 bytes.
-const mostRecorded = 20_000_000
-
 // ReadRecorded reads demand that was recorded: CSV with the columns time, key and if there are more hits and node. A
 // time is in seconds, or in RFC 3339. Requests need not be in order. Errors name the line. An example:
 //
@@ -27,78 +24,69 @@ const mostRecorded = 20_000_000
 //	12.345,customer-7,1,0
 //	12.350,customer-9,3,2
 func ReadRecorded(in io.Reader) (*Recorded, error) {
-	r := recorder{seen: map[string]int{}}
-	if err := r.read(in); err != nil {
-		return nil, err
-	}
-	return r.finish()
-}
-
-type recorder struct {
-	Recorded
-	seen map[string]int
-	at   []time.Duration // of each request, since the epoch
-}
-
-func (r *recorder) read(in io.Reader) error {
+	r := &Recorded{}
+	numbers := map[string]int{} // of keys, in the order of their first lines
 	rows := csv.NewReader(in)
 	rows.FieldsPerRecord = -1
-	rows.ReuseRecord = true
 	for {
 		row, err := rows.Read()
 		if errors.Is(err, io.EOF) {
-			return nil
+			break
 		}
 		if err != nil {
-			return fmt.Errorf("trace: %w", err)
+			return nil, fmt.Errorf("trace: %w", err)
 		}
-		n, _ := rows.FieldPos(0)
-		if len(r.at) == 0 && row[0] == "time" {
+		if len(r.Requests) == 0 && row[0] == "time" {
 			continue // the header
 		}
-		if len(row) < 2 || len(row) > 4 {
-			return fmt.Errorf("trace line %d has %d columns: they are time, key, hits and node, of which the last two may be left out", n, len(row))
+		q, err := parseRequest(row)
+		if err != nil {
+			line, _ := rows.FieldPos(0)
+			return nil, fmt.Errorf("trace line %d: %w", line, err)
 		}
-		numbers := [2]int64{1, -1}
-		for i, text := range row[2:] {
-			numbers[i], err = strconv.ParseInt(text, 10, 64)
-			if err != nil {
-				return fmt.Errorf("trace line %d: %s is %q, must be a whole number", n, [2]string{"hits", "node"}[i], text)
-			}
+		key, known := numbers[row[1]]
+		if !known {
+			key = len(r.Keys)
+			numbers[row[1]] = key
+			r.Keys = append(r.Keys, row[1])
 		}
-		if err := r.add(row[0], row[1], numbers[0], numbers[1]); err != nil {
-			return fmt.Errorf("trace line %d: %w", n, err)
-		}
+		q.Key = key
+		r.Requests = append(r.Requests, q)
 	}
+	if len(r.Requests) == 0 {
+		return nil, errors.New("the trace has no requests")
+	}
+	// The sort is stable: requests of one instant keep the order of their lines. The first is at 0.
+	slices.SortStableFunc(r.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	first := r.Requests[0].At
+	for i := range r.Requests {
+		r.Requests[i].At -= first
+	}
+	return r, nil
 }
 
-// add adds the request of one line. Keys become numbers in the order of their first lines, so that a request is small.
-func (r *recorder) add(when, key string, hits, node int64) error {
-	at, err := parseWhen(when)
-	if err != nil {
-		return err
+// parseRequest reads a line without its key. The time is since the epoch.
+func parseRequest(row []string) (q Request, err error) {
+	if len(row) < 2 || len(row) > 4 {
+		return q, fmt.Errorf("%d columns: they are time, key, hits and node, of which the last two may be left out", len(row))
 	}
-	if hits < 1 || hits > 1e9 {
-		return fmt.Errorf("hits is %d, must be 1 to 1e9", hits)
+	hits, node := int64(1), int64(-1)
+	at, err := parseWhen(row[0])
+	if err == nil && len(row) > 2 {
+		hits, err = parseWhole("hits", row[2], 1, 1e9)
 	}
-	if node < -1 || node > 999 {
-		return fmt.Errorf("node is %d, must be 0 to 999", node)
+	if err == nil && len(row) > 3 {
+		node, err = parseWhole("node", row[3], -1, 999)
 	}
-	if len(r.at) >= mostRecorded {
-		return fmt.Errorf("a trace may have %d requests", mostRecorded)
+	return Request{At: at, Cost: hits, Node: int(node)}, err
+}
+
+func parseWhole(name, text string, least, most int64) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%s is %q, must be a whole number from %d to %d", name, text, least, most)
 	}
-	i, ok := r.seen[key]
-	if !ok {
-		if len(r.Keys) >= MaxKeys {
-			return fmt.Errorf("a trace may have %d keys", MaxKeys)
-		}
-		i = len(r.Keys)
-		r.seen[key] = i
-		r.Keys = append(r.Keys, key)
-	}
-	r.Requests = append(r.Requests, Request{Key: i, Cost: hits, Node: int(node)})
-	r.at = append(r.at, at)
-	return nil
+	return n, nil
 }
 
 // parseWhen returns a time since the epoch. Seconds below 9e9 fit into a Duration, which ends after 292 years.
@@ -111,20 +99,6 @@ func parseWhen(when string) (time.Duration, error) {
 		return 0, fmt.Errorf("time is %q, must be seconds such as 12.345, or like 2026-11-21T10:00:00.5Z", when)
 	}
 	return time.Duration(t.UnixNano()), nil
-}
-
-// finish puts the requests in order, the first at 0. The sort is stable: requests of one instant keep the order of
-// their lines.
-func (r *recorder) finish() (*Recorded, error) {
-	if len(r.at) == 0 {
-		return nil, errors.New("the trace has no requests")
-	}
-	first := slices.Min(r.at)
-	for i, at := range r.at {
-		r.Requests[i].At = at - first
-	}
-	slices.SortStableFunc(r.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-	return &r.Recorded, nil
 }
 
 // Load describes the demand as far as its player needs it. The length ends just after the last request.

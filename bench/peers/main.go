@@ -1,4 +1,4 @@
-// Command peers is gubernator, for `sluicelab bench peers`: the daemon of gubernator's module with its settings from the
+// Command peers is gubernator, for `sluicelab bench fleets`: the daemon of gubernator's module with its settings from the
 // environment (GUBER_...), without tracing. Its arguments are the gRPC addresses of all nodes.
 package main
 

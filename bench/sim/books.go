@@ -358,7 +358,7 @@ func (b *books) leave() {
 	whole := !slices.ContainsFunc(b.store.parts, func(p *part) bool { return p.down > 0 || p.hung > 0 })
 	var told []*node
 	for _, n := range b.nodes {
-		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && n.late == 0 && whole && !n.stepped.Stats().BreakerOpen {
+		if n.alive && !n.paused && slices.Max(n.cut) == 0 && n.deaf == 0 && n.late == 0 && whole && !n.stepped.Stats().BreakerOpen {
 			told = append(told, n)
 		}
 	}

@@ -155,7 +155,7 @@ func (b *bound) forgot(p *part) {
 	// A node that is away only later in the young epoch is added by miss.
 	alive := map[ratelimit.Holder]bool{}
 	for _, n := range b.nodes {
-		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {
+		if n.alive && !n.paused && slices.Max(n.cut) == 0 && n.deaf == 0 && p.down == 0 && p.hung == 0 {
 			alive[n.name] = true
 		}
 	}
@@ -275,9 +275,10 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	switch own.Limit.Algorithm { // declared for each window, and for each incarnation
 	case ratelimit.SlidingWindow:
 		share *= 2
-	case ratelimit.TokenBucket: // for each time to fill the node's own bucket of the largest part, and its debt stays
+	// For each time to fill the node's own bucket of the largest part, and its debt stays. A limit of 0 has no refill.
+	case ratelimit.TokenBucket:
 		alone := own.LocalShare(b.fewest).Limit
-		share *= 2 + ratelimit.Tokens(b.now/int64(alone.Refill(alone.Burst)))
+		share *= 2 + ratelimit.Tokens(b.now/max(1, int64(alone.Refill(alone.Burst))))
 	}
 	// A node divides windows by its own clock, which runs slightly faster or slower than the ledger's. That
 	// close to an edge, it can spend two windows. Two nodes at once are too unlikely to count.

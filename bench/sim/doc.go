@@ -24,6 +24,6 @@
 // The bound says how far beyond it the key may be at this instant: what the rule declares, and more after each fault
 // (bound.go). The books add up the accounts and compare each answer of the ledger (books.go).
 //
-// Random runs come from a seed (history.go), and many of them are played at once (histories.go). Two more drivers play
-// one question: outages of the store (outages.go), and the choice of a mode (whatif.go).
+// Random runs come from a seed (history.go), and many of them are played at once (histories.go). Another driver plays
+// the choice of a mode (whatif.go).
 package sim

@@ -149,17 +149,15 @@ func (e *envoys) chosen() *player {
 
 // judge compares a decision with the limit.
 func (e *envoys) judge(k *key, allowed bool, by string) {
-	a, code := ratelimit.Ask{Cost: 1}, uint64(k.index)<<8
+	a := ratelimit.Ask{Cost: 1}
 	e.result.Requests++
 	e.result.Sources[by]++
 	e.offer(&a)
 	if allowed {
-		code |= 1
 		e.admit(k, a.Cost)
 	} else {
 		e.refuse(k, a.Cost)
 	}
-	e.printed(code)
 	if e.Decisions {
 		e.trace("%s: key %d: allowed %v", by, k.index, allowed)
 	}

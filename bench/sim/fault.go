@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -11,12 +12,15 @@ import (
 // and Node counts among these. Faults that make no sense at their time do nothing, such as a crash of an ended node:
 // random histories need not avoid them.
 //
-// A fault that can cost tokens notes so in the bound.
+// A fault that can cost tokens notes so in the bound. Of Sever, Node counts nodes first, and parts by rounds of these.
 func (w *world) strike(f Fault) {
 	w.trace("%v node %d for %v", f.Kind, f.Node, f.For)
 	var n *node
 	if f.Node < len(w.nodes) {
 		n = w.nodes[f.Node]
+	}
+	if f.Kind == Sever {
+		n = w.nodes[f.Node%len(w.nodes)]
 	}
 	switch f.Kind {
 	case Break, Freeze, Stall, Lag, Enter:
@@ -33,6 +37,8 @@ func (w *world) strike(f Fault) {
 	case Restart:
 		if n != nil && !n.alive {
 			w.met(w.restart(n))
+		} else if n != nil && n.ring != nil && n.ring.leaving { // it starts again when it has left
+			w.in(time.Second, func() { w.strike(f) })
 		}
 		return
 	case Slow:
@@ -52,10 +58,13 @@ func (w *world) strike(f Fault) {
 		}
 		return
 	}
-	if n != nil && n.alive {
+	if n != nil && (n.alive || slices.Contains(networkFaults, f.Kind)) {
 		w.strikeNode(n, f)
 	}
 }
+
+// networkFaults are faults of a place. They also hit the node that starts there meanwhile.
+var networkFaults = []FaultKind{Cut, Sever, Part, Deaf, Late}
 
 // partOf is the part of the ledger of a fault. Any number names one, so that a fault drawn for a node can also hit a
 // part.
@@ -132,10 +141,14 @@ func (w *world) strikeNode(n *node, f Fault) {
 			}
 			n.resume()
 		})
-	case Cut:
+	case Cut, Sever:
 		w.bound.miss(n)
 		w.bound.outage(f.For)
-		w.during(&n.cut, f.For)
+		for i := range n.cut {
+			if f.Kind == Cut || i == f.Node/len(w.nodes)%len(n.cut) {
+				w.during(&n.cut[i], f.For)
+			}
+		}
 	case Deaf:
 		w.bound.miss(n)
 		w.bound.outage(f.For)

@@ -110,6 +110,24 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 	}
 }
 
+// A fault of the network outlasts a process, and ends for the next one in its place. A node that crashes and starts
+// again while it is cut off asks the store when that is over.
+func TestRestartInAFaultOfTheNetwork(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []FaultKind{Cut, Deaf, Late} {
+		r := played(t, Options{
+			Seed: 1, Nodes: 1, Rule: declaring(t, ratelimit.Limit{Unit: ratelimit.Second, Multiplier: 1, Requests: 100}),
+			Net: near, Load: load.Load{Rate: 200, Keys: 1, Length: 10 * time.Second}, Points: 10, Check: true,
+			Faults: []Fault{
+				{At: time.Second, Kind: kind, For: 4 * time.Second}, {At: 2 * time.Second, Kind: Crash}, {At: 2500 * time.Millisecond, Kind: Restart},
+			},
+		})
+		if local := r.Sources["fallback"]; local < 200 || local > 1000 || r.Timeline[9].Admitted != 100 {
+			t.Errorf("%v: %d of %d decisions without the store: %+v", kind, local, r.Requests, r.Timeline)
+		}
+	}
+}
+
 // An owner that crashes, or stops, causes neither more admissions nor fewer: the account is in the
 // store, and a node whose owner does not answer leases from it. Demand is one and a half times the
 // limits, and the policy is the default, local, which would admit up to max_nodes shares.
@@ -280,38 +298,6 @@ func TestRecommendations(t *testing.T) {
 		}
 		if table := a.Table(500); len(table.Rows) != len(a.Choices) || !strings.HasPrefix(table.Rows[a.Best].Cells[0], "* ") {
 			t.Errorf("the table does not mark %s: %v", a.Choices[a.Best].Name, table.Rows)
-		}
-	}
-}
-
-// In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
-// outage begins or ends, between, and without one.
-func TestOutages(t *testing.T) {
-	t.Parallel()
-	rows, err := Outages(t.Context(), 100, 90, unseen)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range rows {
-		local := r.Policy == ratelimit.FailLocal.String()
-		if r.Outages < 10 || r.Windows < 50 || r.Normal < 0.9 || local && (r.Edges < 0.4 || r.Between < 0.4 || r.Median == 0) {
-			t.Errorf("%+v: was it tried?", r)
-		}
-	}
-}
-
-// Windows with an outage that is not known are judged as those without one, and exceed their number.
-func TestOutageThatIsNotDeclared(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []string{"local", "open"} {
-		found := false
-		for seed := uint64(0); seed < 40 && !found; seed++ {
-			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
-			o.from, o.to = time.Hour, 2*time.Hour
-			found = new(OutageRow).judge(o) != nil
-		}
-		if !found {
-			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
 		}
 	}
 }

@@ -3,10 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -19,12 +16,9 @@ type Summary struct {
 	Histories int64            `json:"histories"`
 	Decisions int64            `json:"decisions"`
 	Claims    int64            `json:"claims"`
-	Faults    map[string]int64 `json:"faults"`    // by kind
-	Changes   map[string]int64 `json:"changes"`   // of rules, node by node, by the changed part
-	Played    map[string]int64 `json:"played"`    // histories, by their special parts
-	WentOver  int64            `json:"went_over"` // tokens beyond limits, within declared bounds
-	Closest   float64          `json:"closest"`   // the highest share of a declared bound that a key used
-	Modes     map[string]int64 `json:"modes"`
+	Events    map[string]int64 `json:"events"`  // faults, and changes of rules, node by node, by the changed part
+	Played    map[string]int64 `json:"played"`  // histories, by their mode and special parts
+	Closest   float64          `json:"closest"` // the highest share of a declared bound that a key used
 	Failure   *Failure         `json:"failure,omitempty"`
 }
 
@@ -46,44 +40,27 @@ func (f *Failure) Error() string {
 // its heap is small.
 const GCPercent = 400
 
-// Selection selects the histories to play. The others are made, which takes microseconds, but not played, so
-// that a seed gives the same history in every selection. The zero Selection selects all of them.
-type Selection struct {
-	Mode      string // the name of one of ratelimit.Modes; "": any
-	Storeless bool   // only rings without a store, which only mode routing has
-	Envoys    bool   // Envoys that lease parts of limits (HistoryOfEnvoys), in mode leasing, instead of the others
-}
-
-// Validate reports impossible selections.
-func (s Selection) Validate() error {
-	if s.Mode != "" && !slices.Contains(ratelimit.ModeNames(), s.Mode) {
-		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.ModeNames(), ", "))
-	}
-	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
-		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
-	}
-	if s.Envoys && s != (Selection{Envoys: true}) {
-		return errors.New("histories of Envoys are not selected further")
-	}
-	return nil
-}
+// Kind selects the histories to play: those of a mode, by its name; "storeless", rings without a store, which only mode
+// routing has; "envoys", Envoys that lease parts of limits (HistoryOfEnvoys), instead of the others; "", all but these.
+// Histories that are not selected are made, which takes microseconds, and not played.
+type Kind string
 
 // History makes the history of a seed, and reports whether it is selected. A failure's seed therefore plays the same
-// history without the selection's flags, except --envoys.
-func (s Selection) History(seed uint64) (o Options, selected bool) {
-	if s.Envoys {
+// history without the kind, except with "envoys".
+func (k Kind) History(seed uint64) (o Options, selected bool) {
+	if k == "envoys" {
 		return HistoryOfEnvoys(seed), true
 	}
 	o = History(seed)
-	return o, (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
+	return o, k == "" || k == "storeless" && o.Storeless || string(k) == o.Rule.Coordination.Mode.String()
 }
 
-// Histories plays count histories of a valid selection from the seed first on, on that many cores, until one fails or
+// Histories plays count histories of a kind from the seed first on, on that many cores, until one fails or
 // ctx is done. It calls progress with the number of played histories, from one goroutine at a time. A failure stops new
 // histories; those under way end, and the one with the lowest seed of them is reported. Each history is one
 // goroutine's, and only the summary is shared, under mu.
 func Histories(
-	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
+	ctx context.Context, which Kind, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
 	sum := newSummary(which)
 	var mu sync.Mutex
@@ -120,22 +97,19 @@ func Histories(
 }
 
 // newSummary has a 0 for each possible event, so that missing events show.
-func newSummary(which Selection) Summary {
-	s := Summary{Modes: map[string]int64{}, Faults: map[string]int64{}, Changes: map[string]int64{}, Played: map[string]int64{}}
-	if which.Envoys {
+func newSummary(which Kind) Summary {
+	s := Summary{Events: map[string]int64{}, Played: map[string]int64{}}
+	if which == "envoys" {
 		for _, k := range envoyFaults {
-			s.Faults[k.String()] = 0
+			s.Events[k.String()] = 0
 		}
 		return s
 	}
-	for _, m := range ratelimit.ModeNames() {
-		s.Modes[m] = 0
-	}
 	for _, k := range FaultKinds[:Break] {
-		s.Faults[k] = 0
+		s.Events[k] = 0
 	}
 	for _, what := range changeable {
-		s.Changes[what] = 0
+		s.Events["change of "+what] = 0
 	}
 	return s
 }
@@ -147,10 +121,10 @@ func (s *Summary) add(o *Options, r *Result) {
 	s.Decisions += r.Requests
 	s.Claims += r.Claims
 	for _, f := range o.Faults {
-		s.Faults[f.Kind.String()]++
+		s.Events[f.Kind.String()]++
 	}
 	for _, c := range o.Changes {
-		s.Changes[c.What]++
+		s.Events["change of "+c.What]++
 	}
 	for what, is := range map[string]bool{
 		"two descriptors": o.Second != nil, "peeks, refunds, large costs": o.Mix != Mix{}, "full tables": o.Table > 0,
@@ -168,13 +142,10 @@ func (s *Summary) add(o *Options, r *Result) {
 	for source := range r.Sources {
 		s.Played["decisions by "+source]++
 	}
-	s.Modes[o.Rule.Coordination.Mode.String()]++
-	if r.Over > 0 {
-		s.WentOver++
-		// Other bounds are made of the whole limit for each fault, which no history comes close to.
-		if o.Rule.Coordination.Mode.Spec().Drifts {
-			s.Closest = max(s.Closest, r.Used)
-		}
+	s.Played["mode "+o.Rule.Coordination.Mode.String()]++
+	// Other bounds are made of the whole limit for each fault, which no history comes close to.
+	if o.Rule.Coordination.Mode.Spec().Drifts {
+		s.Closest = max(s.Closest, r.Used)
 	}
 }
 
@@ -183,9 +154,9 @@ const traceTail = 8 << 10
 
 // failure plays a history anew, for its last events. Histories run without a trace, which would cost more than the
 // play. The same seed gives the same run, so its trace is made afterwards.
-func (s Selection) failure(seed uint64) *Failure {
+func (k Kind) failure(seed uint64) *Failure {
 	var trace bytes.Buffer
-	o, _ := s.History(seed)
+	o, _ := k.History(seed)
 	o.Trace = &trace
 	r, _ := Run(o)
 	tail := trace.Bytes()
@@ -197,9 +168,9 @@ func (s Selection) failure(seed uint64) *Failure {
 		Seed: seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
 		Replay: fmt.Sprintf("sluicelab sim histories --seed %d --trace", seed),
 	}
-	if s.Envoys {
+	if o.Envoys != nil {
 		f.What += fmt.Sprintf(", Envoys %+v", *o.Envoys)
-		f.Replay += " --envoys"
+		f.Replay += " --kind envoys"
 	}
 	return f
 }

@@ -36,6 +36,8 @@ func History(seed uint64) Options {
 	h.replicas()
 	h.regions()
 	h.wake()
+	h.roll()
+	h.ban()
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 	return h.o
 }
@@ -46,6 +48,39 @@ func (h *historian) wake() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x3a7e))}
 	if of.chance(0.25) {
 		h.o.Net.Wake = pick(of, time.Millisecond, 10*time.Millisecond, 10*time.Millisecond, 300*time.Millisecond)
+	}
+}
+
+// roll restarts all nodes in turn, or at once, as an upgrade does. Each leaves or is killed, and starts again in its
+// place. It draws its own random numbers.
+func (h *historian) roll() {
+	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x2077))}
+	if !of.chance(0.1) {
+		return
+	}
+	kind, away := pick(of, Leave, Leave, Crash), pick(of, 50*time.Millisecond, time.Second, 4*time.Second)
+	pause := pick(of, 0, 300*time.Millisecond, away+time.Second)
+	at := time.Duration(of.Int64N(int64(h.o.Load.Length)))
+	for slot := range h.o.Nodes {
+		h.o.Faults = append(h.o.Faults, Fault{At: at, Kind: kind, Node: slot}, Fault{At: at + away, Kind: Restart, Node: slot})
+		at += pause
+	}
+}
+
+// ban has nodes refuse all for a while, one after the other, as an override of 0 does (package overrides). It draws its
+// own random numbers.
+func (h *historian) ban() {
+	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0xba2)), o: h.o}
+	if len(h.o.Changes) > 0 || h.o.Storeless || !of.chance(0.1) {
+		return
+	}
+	none := *h.o.Rule
+	none.Limit.Requests, none.Limit.Burst = 0, 0
+	none.Coordination.OnStoreFailure = ratelimit.FailClosed
+	at := time.Duration(0)
+	for _, r := range []*ratelimit.Rule{&none, h.o.Rule} {
+		at += time.Duration(of.Int64N(int64(h.o.Load.Length / 2)))
+		h.o.Changes = append(h.o.Changes, Change{At: at, Rule: r, What: "ban", Spread: 600 * time.Millisecond})
 	}
 }
 
@@ -74,8 +109,9 @@ func (h *historian) ring() {
 var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}
 
 // parts makes one history in five use a ledger of several parts, like a Redis Cluster. Each part has its own accounts,
-// epoch and clock, and fails, loses data and fails over alone. It draws its own random number, so that other histories
-// stay the same. With a clock that is set, no keys move: a moved account would have times of another clock.
+// epoch and clock, and fails, loses data and fails over alone. Nodes may reach some parts and not others. It draws its
+// own random numbers, so that other histories stay the same. With a clock that is set, no keys move: a moved account
+// would have times of another clock.
 func (h *historian) parts() {
 	if own := rand.New(rand.NewPCG(h.o.Seed, 0x9a27)); own.IntN(5) == 0 && !h.o.Rule.Coordination.Mode.Spec().Owned {
 		h.o.Parts = 2 + own.IntN(3)
@@ -85,6 +121,10 @@ func (h *historian) parts() {
 			if f := (Fault{At: at, Kind: Move, Node: own.IntN(1000)}); !clockSet {
 				h.o.Faults = append(h.o.Faults, f)
 			}
+		}
+		for range own.IntN(4) {
+			at, lasts := own.Int64N(int64(h.o.Load.Length)), own.Int64N(int64(15*time.Second))
+			h.o.Faults = append(h.o.Faults, Fault{At: time.Duration(at), Kind: Sever, Node: own.IntN(1000), For: time.Duration(lasts)})
 		}
 	}
 }
@@ -205,7 +245,7 @@ func (h *historian) changes() {
 }
 
 // changeable names the parts of a rule that can change, as changed reports them.
-var changeable = [...]string{"limit", "unit", "algorithm", "mode", "reclaim", "max_nodes", "audit", "others"}
+var changeable = [...]string{"limit", "unit", "algorithm", "mode", "reclaim", "max_nodes", "audit", "others", "ban"}
 
 // changed changes a part of a rule, and names it. Rules stay in mode routing, or outside of it. A subtraction from the
 // sum of two values of an enumeration gives the other one.

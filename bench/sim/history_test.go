@@ -37,7 +37,7 @@ func unseen(int64) {}
 // and no invariant breaks. Every fault is played in some history, and does what it says.
 func TestHistories(t *testing.T) {
 	t.Parallel()
-	for kind, which := range map[string]Selection{"fleets": {}, "Envoys": {Envoys: true}} {
+	for kind, which := range map[string]Kind{"fleets": "", "Envoys": "envoys"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			sum, err := Histories(t.Context(), which, *firstSeed, *histories, runtime.GOMAXPROCS(0), unseen)
@@ -45,9 +45,9 @@ func TestHistories(t *testing.T) {
 				t.Fatalf("%v %v", err, sum.Failure)
 			}
 			t.Logf("%+v", sum)
-			events := sum.Faults
+			events := sum.Events
 			want := []string{"a limit exceeded", "decisions by envoy", "decisions by claim", "decisions by fallback"}
-			if !which.Envoys {
+			if which == "" {
 				want = []string{
 					"a limit exceeded", "unanswered requests", "decisions by lease", "decisions by claim", "decisions by owner",
 					"decisions by drift", "decisions by fallback",
@@ -122,7 +122,10 @@ func TestRunsAreTheSameTwice(t *testing.T) {
 		var traces, results [2]string
 		for twice := range 2 {
 			var trace bytes.Buffer
-			o, _ = Selection{Envoys: i%5 == 0}.History(i)
+			o = History(i)
+			if i%5 == 0 {
+				o = HistoryOfEnvoys(i)
+			}
 			o.Decisions, o.Points, o.Trace = true, 20, &trace
 			r = played(t, o)
 			text, err := json.Marshal(r)

@@ -19,6 +19,7 @@ import (
 // one find it dead and do nothing (run).
 type node struct {
 	*world
+	*place
 	slot    int
 	addr    string // the same for all incarnations in its slot
 	name    ratelimit.Holder
@@ -35,10 +36,6 @@ type node struct {
 	asleep int64 // nanoseconds for which it was suspended
 	sleeps int64 // when its clock stopped, if it is suspended now
 	clocks ratelimit.Clock
-	late   time.Duration // additional delay of its answers
-	deaf   int           // number of faults that drop its answers
-	cut    int           // number of faults that cut it off the store
-	parted int           // number of faults that cut it off other nodes
 	waits  []*request
 	ring   *ring // nil: no ring
 
@@ -46,23 +43,30 @@ type node struct {
 	core    *rlqs.Node        // nil: there are no Envoys
 }
 
+// place is the network of a slot. All incarnations in the slot have the same one: a fault of the network outlasts a
+// process. Numbers are of faults that last.
+type place struct {
+	late   time.Duration // additional delay of answers to it
+	deaf   int           // drop answers to it
+	cut    []int         // cut it off each part of the ledger
+	parted int           // cut it off other nodes
+}
+
 // tableSize is the maximum of keys that a node tracks.
 const tableSize = 1 << 20
 
 func (w *world) join() *node {
 	w.names++
-	n := &node{world: w, slot: len(w.nodes), alive: true}
+	n := &node{world: w, place: &place{cut: make([]int, len(w.store.parts))}, slot: len(w.nodes), alive: true}
 	w.nodes = append(w.nodes, n)
 	n.start()
 	return n
 }
 
-// restart replaces an ended node by a new one without state. Faults of the network belong to the place and not to the
-// process, so their counts are kept. The end of a fault counts down only the old value, so the new node stays cut off
-// to the end of the run.
+// restart replaces an ended node by a new one without state.
 func (w *world) restart(old *node) *node {
 	w.names++
-	n := &node{world: w, slot: old.slot, alive: true, cut: old.cut, parted: old.parted}
+	n := &node{world: w, place: old.place, slot: old.slot, alive: true}
 	w.nodes[n.slot] = n
 	n.start()
 	return n

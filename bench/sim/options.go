@@ -128,6 +128,7 @@ const (
 	Evict                     // the store loses one account
 	Reset                     // an operator resets a key
 	Move                      // a key's accounts move to another part of the ledger, like a slot of a Cluster
+	Sever                     // a node and one part of the ledger cannot reach each other, for For
 	Break                     // an Envoy's stream breaks. Of these last, Node is an Envoy
 	Freeze                    // an Envoy stands still, for For
 	Stall                     // messages between an Envoy and its node are held up, for For
@@ -146,7 +147,7 @@ var FaultKinds = [...]string{
 	Crash: "crash", Restart: "restart", Pause: "pause", Cut: "cut", Part: "part", Leave: "leave",
 	Slow: "slow", Hang: "hang", Down: "down", Amnesia: "amnesia", Join: "join",
 	Suspend: "suspend", Deaf: "deaf", Late: "late", Ahead: "clock ahead", Back: "clock back", FailOver: "failover", Evict: "evict", Reset: "reset",
-	Move: "move", Break: "stream break", Freeze: "freeze", Stall: "stall", Lag: "lag", Enter: "envoy joins",
+	Move: "move", Sever: "sever", Break: "stream break", Freeze: "freeze", Stall: "stall", Lag: "lag", Enter: "envoy joins",
 }
 
 // String is its name in files.

@@ -86,7 +86,7 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 			}
 		}
 	case chance < w.Mix.Peeks+w.Mix.Refunds+w.Mix.Large:
-		limit := int64(rule.Limit.Capacity())
+		limit := max(1, int64(rule.Limit.Capacity()))
 		a.Cost = ratelimit.Tokens(1 + limit/10 + w.rnd.Int64N(3*limit))
 	}
 	return a
@@ -233,7 +233,7 @@ func (w *world) refundDenied(n *node, q *request) {
 }
 
 // count makes the judge count a decision, at its instant. count is the one place at which decisions of nodes reach the
-// judge, the books and the fingerprint.
+// judge and the books.
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.judges(k)
@@ -243,8 +243,6 @@ func (w *world) count(n *node, q *request, i int) {
 	if w.Check && !w.Storeless {
 		w.books.decided(n, k, a, v)
 	}
-	// The lowest bit says whether it was admitted, and the seven above it which source decided.
-	code := uint64(k.index)<<8 | uint64(v.Source)<<1
 	switch {
 	case a.Kind == ratelimit.Peek:
 	case a.Kind == ratelimit.Refund:
@@ -262,13 +260,14 @@ func (w *world) count(n *node, q *request, i int) {
 	case v.OverLimit:
 		w.refuse(k, a.Cost)
 	default:
-		code |= 1
+		if a.Rule.Limit.Capacity() == 0 {
+			w.violate(n.slot, k.index, "%d are admitted of a limit of 0", a.Cost)
+		}
 		q.admitted[i] = k.part.time()
 		w.bound.admitted(n, k, a.Cost)
 		w.admit(k, a.Cost)
 		w.holds(q, k, v)
 	}
-	w.printed(code)
 	if w.Decisions {
 		w.trace("node %d: key %d kind %d cost %d: over limit %v by %s, %d left", n.slot, k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
 	}
@@ -289,10 +288,6 @@ func (w *world) refuse(k *key, cost ratelimit.Tokens) {
 	k.judge.Refuse(k.part.time(), cost)
 	w.result.Refused += cost
 }
-
-// printed adds a decision to the fingerprint. It is a step of FNV-1a, over one number for each decision instead of
-// bytes.
-func (w *world) printed(code uint64) { w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211 }
 
 // waited counts the wait of the caller, and the source of the decision. Of two descriptors, the source of the first
 // counts.

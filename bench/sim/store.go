@@ -149,18 +149,20 @@ func (w *world) nodeOf(h ratelimit.Holder) *node {
 // reaches reports whether a message between a node and a part of the store arrives. A net with losses draws a random
 // number in each call.
 func (s *store) reaches(n *node, p *part) bool {
-	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
+	return n.cut[p.index] == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
-// reachesAll reports whether messages between a node and the parts of claims arrive. After a move, claims of one lane
-// belong to several parts. One of them that does not answer fails the whole batch. Each claim is one more chance of a
-// loss, so larger batches are lost more often.
+// reachesAll reports whether a batch arrives at the part of a lane, and at others that have accounts of claims. After a
+// move, claims of one lane belong to several parts. One of them that does not answer fails the whole batch. A trip is
+// one message to each part, whatever the number of its claims.
 func (s *store) reachesAll(n *node, p *part, claims []account.Claim) bool {
-	arrives := s.reaches(n, p)
-	for i := range claims {
-		arrives = arrives && s.reaches(n, p.home(&claims[i]))
+	for _, of := range s.parts {
+		has := func(c account.Claim) bool { return p.home(&c) == of }
+		if (of == p || slices.ContainsFunc(claims, has)) && !s.reaches(n, of) {
+			return false
+		}
 	}
-	return arrives
+	return true
 }
 
 // home is the part with a claim's account.
@@ -203,14 +205,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	fail := func(err error) func() { return end(func() { b.Fail(err) }) }
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
 	s.bound.late(there + back)
-	if p.down > 0 && s.Refuses && n.cut == 0 {
+	if p.down > 0 && s.Refuses && n.cut[p.index] == 0 {
 		s.bound.miss(n)
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
 	// It is by the node's clock, and runs late if the node is paused.
 	n.in(lane.TimeLimit, fail(context.DeadlineExceeded))
-	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
+	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut[p.index] == 0 {
 		// The first may be lost, and this one may be the only one, without a waiting request. A bucket cannot tell that
 		// it has settled a refund: clients send nothing twice.
 		again := slices.DeleteFunc(slices.Clone(claims), func(c account.Claim) bool {
@@ -326,8 +328,8 @@ func (s *store) takeBack(n *node, c account.Claim, then func(nodes, closed int))
 }
 
 // settle settles claims of a lane now: at the part, except those of keys that have moved. A lane of a Cluster has keys
-// of all servers, so its epoch is made of all of theirs. It gets another id if any of them lost its data, and is young
-// while any is.
+// of all servers, so its epoch is made of all of theirs. It gets another id if any of them lost its data, because ids
+// are hashes of the life and its beginning. It is young while any is.
 func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	if !p.moves() {
 		return p.settleHere(n, claims)
@@ -349,7 +351,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 		for j, i := range of {
 			grants[i] = some[j]
 		}
-		at, epoch.ID = now, epoch.ID+e.ID*0x9e3779b97f4a7c15
+		at, epoch.ID = now, epoch.ID+e.ID
 		epoch.Began, epoch.Ends = max(epoch.Began, e.Began), max(epoch.Ends, e.Ends)
 	}
 	return grants, epoch, at, nil

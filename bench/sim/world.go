@@ -47,13 +47,11 @@ type world struct {
 
 	result Result
 	waits  *hdrhistogram.Histogram // microseconds, of waiting requests
-	// A hash of all decisions with their times, in their order: see printed.
-	print uint64
-	point Point
-	every int64 // nanoseconds to a point
-	ends  int64 // end of the run
-	idle  int   // events at this instant
-	bound bound
+	point  Point
+	every  int64 // nanoseconds to a point
+	ends   int64 // end of the run
+	idle   int   // events at this instant
+	bound  bound
 }
 
 // key is one budget.
@@ -92,7 +90,7 @@ func Run(o Options) (*Result, error) {
 // The clock begins o.Start after the start of a window, so that a turn of the window falls anywhere in a run.
 func newWorld(o *Options, e *envoys) *world {
 	w := &world{
-		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
+		Options: o, envoys: e, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{},
 		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
@@ -192,7 +190,6 @@ func (w *world) finish() *Result {
 	}
 	r.Declared = declare.Of(w.Rule, len(w.nodes), declare.SharedStore).Over.Drift
 	r.Used = w.bound.used
-	r.Keys = len(w.keys)
 	for _, k := range w.keys {
 		j := k.judge
 		r.Over = max(r.Over, j.Worst)
@@ -218,7 +215,6 @@ func (w *world) finish() *Result {
 	if r.Waited > 0 {
 		r.Longest = time.Duration(w.waits.Max()) * time.Microsecond
 	}
-	r.Fingerprint = fmt.Sprintf("%016x", w.print)
 	return r
 }
 
@@ -365,13 +361,11 @@ type Result struct {
 	P999    time.Duration    `json:"wait_p999"`
 	Longest time.Duration    `json:"wait_longest"`
 
-	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
-	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
-	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
-	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end
-	Keys        int              `json:"keys"`               // keys with requests
-	Fingerprint string           `json:"fingerprint"`
-	Timeline    []Point          `json:"timeline,omitempty"`
+	Debt     ratelimit.Tokens `json:"debt"`               // the largest debt of an account
+	Released ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
+	Cut      ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
+	Settled  int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end
+	Timeline []Point          `json:"timeline,omitempty"`
 
 	Violation *Violation `json:"violation,omitempty"`
 }

@@ -137,7 +137,7 @@ func TestNoFalseAlarm(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), *quiet)
 	defer cancel()
-	// The loads of `sluicelab bench peers`, each in each mode, one far beyond its limit, and token budgets.
+	// The loads of `sluicelab bench fleets`, each in each mode, one far beyond its limit, and token budgets.
 	rows := []struct {
 		key   string
 		limit string

@@ -17,13 +17,10 @@ import (
 // benchCmd has a command for each measurement of package bench, and one that measurements start as a process of their
 // own (Baseline).
 type benchCmd struct {
-	Accuracy measuring[bench.AccuracyOptions, *bench.AccuracyOptions] `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
 	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]         `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Fleets   measuring[bench.FleetsOptions, *bench.FleetsOptions]     `cmd:"" help:"Measure fleets on a Redis in each mode, beside a service that asks Redis for each request, envoyproxy/ratelimit and gubernator: CPU, latency, and the work of Redis."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
-	Peers    measuring[bench.PeersOptions, *bench.PeersOptions]       `cmd:"" help:"Compare Sluice with envoyproxy/ratelimit and gubernator, built from their modules: CPU, latency, and the work of Redis."`
-	Store    measuring[bench.StoreOptions, *bench.StoreOptions]       `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
 	Tokens   measuring[bench.TokensOptions, *bench.TokensOptions]     `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
 	Baseline benchBaselineCmd                                         `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }

@@ -20,12 +20,9 @@ type historiesCmd struct {
 	Count int64  `default:"1000" help:"Number of histories."`
 	Seed  uint64 `default:"1" help:"Seed of the first history."`
 	Cores int    `default:"0" help:"Concurrent histories (0: one for each core)."`
-	Mode  string `help:"Mode of the histories: leasing, routing or approx. Other seeds are skipped."`
-	// NoStore is named as that of check.
-	NoStore bool `help:"Simulate only rings without a store, in mode routing."`
-	Envoys  bool `help:"Simulate Envoys that lease parts of limits over RLQS, and their nodes."`
-	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
-	JSON    bool `help:"Print JSON."`
+	Kind  string `default:"" enum:",leasing,routing,approx,storeless,envoys" help:"Histories of a mode (leasing, routing or approx), of rings without a store (storeless), or of Envoys that lease parts of limits over RLQS (envoys). Other seeds are skipped."`
+	Trace bool   `help:"Simulate the history of --seed alone, and print all its events."`
+	JSON  bool   `help:"Print JSON."`
 }
 
 // Run fails if a history does. An interrupted run prints its sums, and fails all the same, so that a script does not
@@ -34,10 +31,7 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
-	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Envoys: c.Envoys}
-	if err := which.Validate(); err != nil {
-		return err
-	}
+	which := sim.Kind(c.Kind)
 	// A trace has one history: with several at a time, their events would mix.
 	if c.Trace {
 		return c.replay(s, which)
@@ -80,16 +74,14 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 
 var historiesText = cli.NewText(`{{define "counts"}}{{$comma := ""}}{{range $name, $n := .}}{{$comma}}{{$name}} {{$n}}{{$comma = ", "}}{{end}}{{end -}}
 {{with .Sum -}}
-{{.Histories}} histories from seed {{$.Seed}}: {{.Decisions}} decisions, {{.Claims}} claims; {{.WentOver}} went over their limits as far as they declare, mode approx by at most {{printf "%.0f" $.Closest}}% of that
-modes: {{template "counts" .Modes}}
-faults: {{template "counts" .Faults}}
-changes: {{template "counts" .Changes}}
+{{.Histories}} histories from seed {{$.Seed}}: {{.Decisions}} decisions, {{.Claims}} claims; mode approx used at most {{printf "%.0f" $.Closest}}% of a declared bound
+faults and changes: {{template "counts" .Events}}
 histories with: {{template "counts" .Played}}
 {{end -}}
 `, nil)
 
 // replay plays one history with all of its events, and prints its result as JSON.
-func (c *historiesCmd) replay(s cli.Streams, which sim.Selection) error {
+func (c *historiesCmd) replay(s cli.Streams, which sim.Kind) error {
 	o, _ := which.History(c.Seed)
 	o.Trace, o.Decisions = s.Out, true
 	r, err := sim.Run(o)

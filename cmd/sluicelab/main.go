@@ -26,10 +26,9 @@ type commands struct {
 	Sim    simCmd    `cmd:"" help:"Simulate fleets in virtual time."`
 }
 
-// simCmd has the simulations that check invariants and bounds. what-if is one, too, but answers a question of a user.
+// simCmd has the simulation that checks invariants and bounds. what-if is one, too, but answers a question of a user.
 type simCmd struct {
 	Histories historiesCmd `cmd:"" help:"Simulate random fleets, settings and faults, and check each invariant at each step."`
-	Outages   outagesCmd   `cmd:"" help:"Simulate random outages of the store, and compare each window with its declared number."`
 }
 
 func main() { os.Exit(run(os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr})) }

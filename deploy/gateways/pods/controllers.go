@@ -204,11 +204,8 @@ func (c *Cluster) add(ctx context.Context, owner metav1.ObjectMeta, template cor
 		return err
 	}
 	p, err := c.begin(ctx, o)
-	if err != nil {
-		return err
-	}
 	c.pods[o.UID] = p
-	return nil
+	return err
 }
 
 // remove deletes the object of a pod. The loop then ends the pod. The object's grace period is the pod's own, from its

@@ -34,8 +34,9 @@ type pod struct {
 	shown string // the status that the API server has; of the loop alone
 }
 
-// begin starts the containers of an object. It lays a cable: one end is eth0 in the pod's network, and the other a port
-// of the bridge. Numbers are never used again, so an address of an ended pod answers no one.
+// begin starts the containers of an object. Numbers are never used again, so an address of an ended pod answers no one.
+// After an error the pod has no containers and stays, not ready, until its object is deleted: a pod that were gone would
+// be made anew in each round.
 func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 	c.nextPod++
 	p := &pod{
@@ -43,7 +44,18 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 		address: fmt.Sprintf("10.244.%d.%d", 1+c.nextPod/200, 1+c.nextPod%200),
 		dir:     c.path("pods", object.Namespace+"_"+object.Name),
 	}
-	host := fmt.Sprintf("v%d", c.nextPod)
+	ctx, p.stop = context.WithCancel(ctx)
+	first, err := p.prepare(fmt.Sprintf("v%d", c.nextPod))
+	if err != nil {
+		first, p.containers = nil, nil
+	}
+	go p.live(ctx, first)
+	return p, err
+}
+
+// prepare makes the network and the containers, and returns the init containers. It lays a cable: one end is eth0 in the
+// pod's network, and the other, host, a port of the bridge.
+func (p *pod) prepare(host string) (first []*container, err error) {
 	for _, args := range []string{
 		"netns add " + p.network, "link add " + host + " type veth peer name eth0 netns " + p.network, "link set " + host + " master pods up",
 		"-n " + p.network + " addr add " + p.address + "/16 dev eth0", "-n " + p.network + " link set eth0 up",
@@ -54,31 +66,28 @@ func (c *Cluster) begin(ctx context.Context, object *core.Pod) (*pod, error) {
 		}
 	}
 	// As in container runtimes, any user can listen on any port.
-	if err := within(p.network, object.Name, func() error {
+	if err := within(p.network, p.Name, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0)
 	}); err != nil {
 		return nil, err
 	}
-	// live removes the network and closes the logs. After an error in here, they stay until the namespaces end.
-	ctx, p.stop = context.WithCancel(ctx)
-	var first []*container
-	for i := range object.Spec.InitContainers {
-		k, err := p.container(&object.Spec.InitContainers[i])
+	// live removes the network and closes the logs. After an error in here, logs stay open.
+	for i := range p.Spec.InitContainers {
+		k, err := p.container(&p.Spec.InitContainers[i])
 		if err != nil {
 			return nil, err
 		}
 		k.first = true
 		first = append(first, k)
 	}
-	for i := range object.Spec.Containers {
-		k, err := p.container(&object.Spec.Containers[i])
+	for i := range p.Spec.Containers {
+		k, err := p.container(&p.Spec.Containers[i])
 		if err != nil {
 			return nil, err
 		}
 		p.containers = append(p.containers, k)
 	}
-	go p.live(ctx, first)
-	return p, nil
+	return first, nil
 }
 
 // container returns a container with the image and the log of its specification. The log is opened once and appended
@@ -133,15 +142,15 @@ func (p *pod) end(grace time.Duration) {
 	p.stop()
 }
 
-// ready reports whether the pod can take requests. A pod is ready when all of its containers are. One without
-// containers would be, but the API server admits none.
+// ready reports whether the pod can take requests. A pod is ready when all of its containers are. One whose begin failed
+// has none.
 func (p *pod) ready() bool {
 	for _, k := range p.containers {
 		if !k.ready.Load() {
 			return false
 		}
 	}
-	return true
+	return len(p.containers) > 0
 }
 
 // finished reports whether all programs have ended well and stay so, as of a job.
@@ -151,7 +160,7 @@ func (p *pod) finished() bool {
 			return false
 		}
 	}
-	return true
+	return len(p.containers) > 0
 }
 
 // show writes the status of the pod, if it changed. It compares only the phase and readiness. Counts of restarts are

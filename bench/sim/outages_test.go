@@ -1,10 +1,11 @@
 package sim
 
 import (
-	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
@@ -12,50 +13,61 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-// OutageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
+var outages = flag.Int("outages", 90, "how many outages TestOutages plays")
+
+// outageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
 // all demand, they are 0. A window belongs to one of three columns, by where the outage lies: before or after it
-// (Normal), across its edge (Edges), or around all of it (Between).
-type OutageRow struct {
-	Mode    string  `json:"mode"`
-	Policy  string  `json:"policy"`
-	Outages int     `json:"outages"`
-	Windows int     `json:"windows"`
-	Normal  float64 `json:"normal"`  // the largest part in a window without an outage
-	Edges   float64 `json:"edges"`   // the same, where an outage begins or ends
-	Between float64 `json:"between"` // the same, without any answer
-	// Median is the median admission of windows with an edge and enough demand, in parts of the limit.
-	Median float64 `json:"median"`
-	edges  []float64
+// (normal), across its edge (edges), or around all of it (between).
+type outageRow struct {
+	outages, windows       int
+	normal, edges, between float64   // the largest part in such a window
+	admitted               []float64 // in windows with an edge and enough demand, in parts of the limit
 }
 
-// Outages plays random outages of the store from the seed first on, and compares the admissions of each window with the
-// declared number. It returns a row for each mode and policy, and the first outage that exceeded its number. A seed
-// belongs to one row, so consecutive seeds visit all rows in turn.
-func Outages(ctx context.Context, first uint64, count int64, progress func(int64)) ([]OutageRow, error) {
+// In random outages of the store, each mode with each policy admits at most the declared number of a window. It is another
+// one where an outage begins or ends, between, and without one.
+//
+//	go test -count=1 -v -run '^TestOutages$' ./bench/sim -outages 1000
+func TestOutages(t *testing.T) {
+	t.Parallel()
 	modes, policies := ratelimit.ModeNames(), ratelimit.FailurePolicies
-	rows := make([]OutageRow, len(modes)*len(policies))
+	rows := len(modes) * len(policies)
 	for i := range rows {
-		rows[i].Mode, rows[i].Policy = modes[i/len(policies)], policies[i%len(policies)]
-	}
-	for played := range count {
-		if ctx.Err() != nil {
-			return rows, ctx.Err()
+		mode, policy := modes[i/len(policies)], policies[i%len(policies)]
+		var r outageRow
+		for seed := 99 + i; seed < 99+*outages; seed += rows {
+			if err := r.judge(drawOutage(uint64(seed), mode, policy)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
 		}
-		seed := first + uint64(played)
-		row := &rows[seed%uint64(len(rows))]
-		out := drawOutage(seed, row.Mode, row.Policy)
-		if err := row.judge(out); err != nil {
-			return rows, fmt.Errorf("seed %d: %w", seed, err)
+		slices.Sort(r.admitted)
+		median := 0.0
+		if n := len(r.admitted); n > 0 {
+			median = r.admitted[n/2]
 		}
-		progress(played + 1)
-	}
-	for i := range rows {
-		slices.Sort(rows[i].edges)
-		if n := len(rows[i].edges); n > 0 {
-			rows[i].Median = rows[i].edges[n/2]
+		t.Logf("%s, %s: %d windows of %d outages; the largest part of the declared number: normal %.0f%%, first and last %.0f%%, between %.0f%%; half of the first and last admit %.0f%% of the limit",
+			mode, policy, r.windows, r.outages, 100*r.normal, 100*r.edges, 100*r.between, 100*median)
+		local := policy == ratelimit.FailLocal.String()
+		if r.outages < 10 || r.windows < 50 || r.normal < 0.9 || local && (r.edges < 0.4 || r.between < 0.4 || median == 0) {
+			t.Errorf("%s, %s: was it tried? %+v", mode, policy, r)
 		}
 	}
-	return rows, nil
+}
+
+// Windows with an outage that is not known are judged as those without one, and exceed their number.
+func TestOutageThatIsNotDeclared(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"local", "open"} {
+		found := false
+		for seed := uint64(0); seed < 40 && !found; seed++ {
+			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
+			o.from, o.to = time.Hour, 2*time.Hour
+			found = new(outageRow).judge(o) != nil
+		}
+		if !found {
+			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
+		}
+	}
 }
 
 // outage is a run with one outage of the store.
@@ -139,10 +151,10 @@ const (
 	probes = 2 * time.Second
 )
 
-// judge plays an outage, and compares each window with its declared number. A window is Normal only if the outage ended
-// well before it (probes), and Between only if no node can have claimed its tokens before (ahead). All others are
-// Edges.
-func (row *OutageRow) judge(o outage) error {
+// judge plays an outage, and compares each window with its declared number. A window is normal only if the outage ended
+// well before it (probes), and between only if no node can have claimed its tokens before (ahead). All others are
+// edges.
+func (row *outageRow) judge(o outage) error {
 	result, err := Run(o.Options)
 	if err != nil {
 		return err
@@ -150,7 +162,7 @@ func (row *OutageRow) judge(o outage) error {
 	if result.Violation != nil {
 		return result.Violation
 	}
-	row.Outages++
+	row.outages++
 	limit, one := o.Rule.Limit.Capacity(), o.Rule.Limit.Period()
 	declared := declare.Of(o.Rule, o.Nodes, declare.SharedStore)
 	out := declared.OnOutage
@@ -158,24 +170,24 @@ func (row *OutageRow) judge(o outage) error {
 	starts := out.Node.Times(o.starts)
 	for i, p := range result.Timeline {
 		begins, ends := time.Duration(i)*one, time.Duration(i+1)*one
-		of, most, what := &row.Edges, out.Edges, "in which an outage begins or ends"
+		of, most, what := &row.edges, out.Edges, "in which an outage begins or ends"
 		switch {
 		case ends <= o.from, begins >= o.to+probes:
-			of = &row.Normal
+			of = &row.normal
 			most = declare.Amount{Tokens: limit + declared.Over.Tokens}
 			what = "without an outage"
 		case begins-ahead >= o.from && ends <= o.to:
-			of = &row.Between
+			of = &row.between
 			most = out.Fleet()
 			what = "without any answer"
 			most.Tokens += starts.Tokens + declared.Over.Drift
 		default:
 			most.Tokens += starts.Tokens
 			if p.Offered >= limit {
-				row.edges = append(row.edges, float64(p.Admitted)/float64(limit))
+				row.admitted = append(row.admitted, float64(p.Admitted)/float64(limit))
 			}
 		}
-		row.Windows++
+		row.windows++
 		// With on_store_failure open, all demand passes, and there is no number to compare with.
 		if !most.Bounded() {
 			continue
