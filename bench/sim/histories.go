@@ -40,8 +40,9 @@ func (f *Failure) Error() string {
 // its heap is small.
 const GCPercent = 400
 
-// Kind selects the histories to play: those of a mode, by its name; "storeless", rings without a store, which only mode
-// routing has; "envoys", Envoys that lease parts of limits (HistoryOfEnvoys), instead of the others; "", all but these.
+// Kind selects the histories to play. A mode's name selects those of the mode, and "storeless" rings without a store,
+// which only mode routing has. "envoys" stands for Envoys that lease parts of limits (HistoryOfEnvoys), instead of all
+// others. "" selects all but these.
 // Histories that are not selected are made, which takes microseconds, and not played.
 type Kind string
 

@@ -19,7 +19,7 @@ import (
 type benchCmd struct {
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]         `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
 	Envoy    measuring[bench.EnvoyOptions, *bench.EnvoyOptions]       `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Fleets   measuring[bench.FleetsOptions, *bench.FleetsOptions]     `cmd:"" help:"Measure fleets on a Redis in each mode, beside a service that asks Redis for each request, envoyproxy/ratelimit and gubernator: CPU, latency, and the work of Redis."`
+	Fleets   measuring[bench.FleetsOptions, *bench.FleetsOptions]     `cmd:"" help:"Measure fleets on a Redis in each mode, a service that asks Redis for each request, envoyproxy/ratelimit and gubernator: CPU, latency, and the work of Redis."`
 	Overload measuring[bench.OverloadOptions, *bench.OverloadOptions] `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
 	Tokens   measuring[bench.TokensOptions, *bench.TokensOptions]     `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
 	Baseline benchBaselineCmd                                         `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
