@@ -77,7 +77,7 @@ func New(domain string, q Quirks, w Wire) *Client {
 // Request decides on a request. The first of a bucket subscribes to it, at once. The first request is refused and
 // reported as denied: a bucket without an assignment allows none.
 func (c *Client) Request(now ratelimit.Instant, id map[string]string) (allowed bool) {
-	name := nameOf(id)
+	name := NameOf(id)
 	b := c.buckets[name]
 	if b == nil {
 		b = &bucket{id: &rlqs.BucketId{Bucket: maps.Clone(id)}, since: now, denied: 1}
@@ -173,7 +173,7 @@ func (c *Client) Tick(now ratelimit.Instant) {
 // Receive handles a message of the server's, action by action.
 func (c *Client) Receive(now ratelimit.Instant, m *rlqs.RateLimitQuotaResponse) {
 	for _, a := range m.GetBucketAction() {
-		name := nameOf(a.GetBucketId().GetBucket())
+		name := NameOf(a.GetBucketId().GetBucket())
 		b := c.buckets[name]
 		if b == nil {
 			continue // it never subscribed to this bucket, or had to abandon it
@@ -206,7 +206,8 @@ func (c *Client) assign(now ratelimit.Instant, b *bucket, x *rlqs.RateLimitQuota
 	b.active = a
 }
 
-func nameOf(id map[string]string) string {
+// NameOf is the name of a bucket at a client: its id as a text.
+func NameOf(id map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(id)) {
 		b.WriteString(k + "\x00" + id[k] + "\x00")
@@ -214,10 +215,10 @@ func nameOf(id map[string]string) string {
 	return b.String()
 }
 
-// Live is the number of requests that a bucket would pass now, if its timers are checked; MaxTokens: any
-// number.
-func (c *Client) Live(now ratelimit.Instant, id map[string]string) ratelimit.Tokens {
-	b := c.buckets[nameOf(id)]
+// Live is the number of requests that the bucket of a name (NameOf) would pass now, if its timers are checked;
+// MaxTokens: any number.
+func (c *Client) Live(now ratelimit.Instant, name string) ratelimit.Tokens {
+	b := c.buckets[name]
 	switch {
 	case b == nil || b.active == nil || now >= b.active.expires:
 		return 0

@@ -71,7 +71,9 @@ func newEnvoys(o *Options) (*envoys, error) {
 func (e *envoys) open(w *world) {
 	e.world = w
 	for i := range max(1, w.Load.Keys) {
-		w.key(w.Rule, i).id = map[string]string{"k": strconv.Itoa(i)}
+		k := w.key(w.Rule, i)
+		k.id = map[string]string{"k": strconv.Itoa(i)}
+		k.bucket = envoy.NameOf(k.id)
 	}
 	for range w.Envoys.Count {
 		e.join()
@@ -171,7 +173,7 @@ func (e *envoys) check() {
 		may, room := e.rest(k), k.judge.Room(k.part.time())
 		for _, p := range e.all {
 			if p.frozen == 0 {
-				may += p.client.Live(p.clock(), k.id)
+				may += p.client.Live(p.clock(), k.bucket)
 			}
 		}
 		if most := e.bound.tokens(k); may > room+most {

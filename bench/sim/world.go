@@ -58,11 +58,13 @@ type world struct {
 type key struct {
 	index int
 	name  []byte
-	id    map[string]string // as Envoys name it
-	rule  *ratelimit.Rule   // with the largest limit of any node so far
-	part  *part             // of the ledger
-	parts []*part           // in which it was, and is
-	judge *judge.Judge
+	// id is the bucket id of Envoys, and bucket its name at their clients.
+	id     map[string]string
+	bucket string
+	rule   *ratelimit.Rule // with the largest limit of any node so far
+	part   *part           // of the ledger
+	parts  []*part         // in which it was, and is
+	judge  *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
 	spent map[ratelimit.Holder]spending
