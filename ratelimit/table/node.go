@@ -237,14 +237,22 @@ func (n *Node) Set(ctx context.Context, r Record, expected Expected) (Record, er
 // Alone is a table of a process without a store, or of one among peers. It is safe for concurrent use.
 type Alone struct {
 	*Table
-	Wall func() time.Time
+	// Wall is the clock of versions and ends, which may be set at any time. Clock never goes back and is never set
+	// ahead: by it, removals are kept (rule 3). Records of peers arrive by it, too ([At]).
+	Wall  func() time.Time
+	Clock ratelimit.Clock
 }
+
+// At is an instant as a time of a place's clock.
+func At(now ratelimit.Instant) instant { return instant(int64(now) / int64(time.Microsecond)) }
 
 // Set sets a record here.
 func (a *Alone) Set(_ context.Context, r Record, expected Expected) (Record, error) {
 	if a.Record(r.Key).Value == "" && r.Value != "" && a.Len() >= Most {
 		return Record{}, ErrFull
 	}
-	now := ratelimit.LedgerTime(a.Wall().UnixMicro())
-	return a.Table.Set(r, expected, now, now)
+	return a.Table.Set(r, expected, At(a.Clock()), instant(a.Wall().UnixMicro()))
 }
+
+// Forget drops records after their time ([Table.Forget]). Call it once a minute.
+func (a *Alone) Forget() { a.Table.Forget(At(a.Clock()), instant(a.Wall().UnixMicro())) }
