@@ -14,7 +14,8 @@ import (
 // Store keeps a table for all nodes. It is safe for concurrent use, and blocks at most until ctx is done.
 type Store interface {
 	// Since reads up to n records behind a place of the feed, in its order; in another life than the named one, from
-	// the beginning. If nothing changed, it costs the store one cheap command.
+	// the beginning. A place that this life has not reached is of a later copy of the data, and another life begins. If
+	// nothing changed, it costs the store one cheap command.
 	Since(ctx context.Context, life string, after int64, n int) (Page, error)
 	// Merge takes records in, in one step: of two of a key, the greater one counts. In another life it does nothing,
 	// and the error is [ErrLife]. Keys of a call differ.

@@ -195,6 +195,11 @@ func words(t *testing.T, s table.Store) {
 	if _, err := s.Set(ctx, "another", was, table.Any); !errors.Is(err, table.ErrLife) {
 		t.Errorf("another life may set: %v", err)
 	}
+	// An older copy, restored in place, has lower places than this node has read.
+	p, err := s.Since(ctx, first.Life, page.Place+1000, 100)
+	if want, _, _ := twin.Since(0, 100); err != nil || p.Life == first.Life || !slices.Equal(p.Records, want) {
+		t.Errorf("after a place that was not yet it answers %+v, %v", p, err)
+	}
 }
 
 // writers raise a number at once, each by compare and set: no change is lost, and a reader meets each key.
