@@ -219,7 +219,7 @@ func (n *Node) Set(ctx context.Context, r Record, expected Expected) (Record, er
 	if !told {
 		return Record{}, ErrNotYet
 	}
-	if n.Record(r.Key).Value == "" && r.Value != "" && n.Len() >= Most {
+	if n.full(&r) {
 		return Record{}, ErrFull
 	}
 	is, err := n.store.Set(ctx, life, r, expected)
@@ -249,7 +249,7 @@ func At(now ratelimit.Instant) instant { return instant(int64(now) / int64(time.
 
 // Set sets a record here.
 func (a *Alone) Set(_ context.Context, r Record, expected Expected) (Record, error) {
-	if a.Record(r.Key).Value == "" && r.Value != "" && a.Len() >= Most {
+	if a.full(&r) {
 		return Record{}, ErrFull
 	}
 	return a.Table.Set(r, expected, At(a.Clock()), instant(a.Wall().UnixMicro()))
