@@ -62,6 +62,7 @@ type Node struct {
 	looked   bool     // the store was read as a whole, in this life
 	missing  []string // keys of records that the store lacks: to be written back
 	heard    instant  // when all was last read, or a read of all began without a table; 0: never
+	heardAt  instant  // the same, by the store's clock
 	gone     []Record // that were here for their time, to be dropped by the store
 	forgot   instant
 
@@ -117,10 +118,10 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	n.ahead.Store(int64(page.Now - now))
 	// Silence counts from the first answer: a node that has just begun has nothing to doubt.
 	if n.heard == 0 {
-		n.heard = now
+		n.heard, n.heardAt = now, page.Now
 	}
-	if now.Sub(n.heard) > Silence { // rule 6: all is read anew, also if half of it was read before
-		n.heard, n.doubtful = now, true
+	if now.Sub(n.heard) > Silence || n.stood(&page) { // rule 6: all is read anew, also if half of it was read before
+		n.heard, n.heardAt, n.doubtful = now, page.Now, true
 		n.begin("")
 		return true, nil
 	}
@@ -171,7 +172,13 @@ func (n *Node) whole(now instant) {
 		// divide the work.
 		n.rnd.Shuffle(len(n.missing), func(i, j int) { n.missing[i], n.missing[j] = n.missing[j], n.missing[i] })
 	}
-	n.heard, n.doubtful = now, false
+	n.heard, n.heardAt, n.doubtful = now, n.Time(now), false
+}
+
+// stood reports whether this node's clock may have stood still for too long, as on a suspended host. The store's clock
+// may also have been set: so it counts only while the store lacks nothing that this node has.
+func (n *Node) stood(page *Page) bool {
+	return page.Life == n.lives() && n.Ready() && page.Now.Sub(n.heardAt) > Silence
 }
 
 // tell writes back a chunk of what the store lacks (rule 5). Then the store drops what this node has had for an hour in
