@@ -121,7 +121,8 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 		n.heard, n.heardAt = now, page.Now
 	}
 	if now.Sub(n.heard) > Silence || n.stood(&page) { // rule 6: all is read anew, also if half of it was read before
-		n.heard, n.heardAt, n.doubtful = now, page.Now, true
+		n.heard, n.heardAt = now, page.Now
+		n.doubtful = true
 		n.begin("")
 		return true, nil
 	}
@@ -172,7 +173,8 @@ func (n *Node) whole(now instant) {
 		// divide the work.
 		n.rnd.Shuffle(len(n.missing), func(i, j int) { n.missing[i], n.missing[j] = n.missing[j], n.missing[i] })
 	}
-	n.heard, n.heardAt, n.doubtful = now, n.Time(now), false
+	n.heard, n.heardAt = now, n.Time(now)
+	n.doubtful = false
 }
 
 // stood reports whether this node's clock may have stood still for too long, as on a suspended host. The store's clock

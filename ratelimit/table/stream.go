@@ -22,8 +22,9 @@ func NewStream(t *Table) *Stream { return &Stream{table: t} }
 const (
 	// messageRecords bounds a message: also of the longest records, it has at most 280 KB.
 	messageRecords = 64
-	// farthest bounds the version of a peer's record: the year 2112. After a record of the end of time, no other could
-	// be set. This node's clock has no part in it: a record is sent once, and the clock may be set afterwards.
+	// farthest bounds the version of a peer's record: the year 2112, which no clock shows. After a record of the end of
+	// time, no other could be set. This node's clock has no part in it: a record is sent once, and the clock may be set
+	// afterwards.
 	farthest = latest / 2
 )
 
