@@ -58,7 +58,7 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if !f.prepared.Load() {
 		return p, errUnprepared
 	}
-	last := int64(0)
+	var last int64
 	// The second attempt finds the row, this node's or another's.
 	for p.Life == "" {
 		p, last, err = f.since(ctx, after, n)
