@@ -157,7 +157,7 @@ func frames(x *target) map[string]framed {
 	bucket := local.Account{
 		Algorithm: ratelimit.TokenBucket, Begins: x.here(), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60,
 	}
-	shared := table.Alone{Table: newTable(), Wall: x.wall}
+	shared := table.Alone{Table: newTable(), Wall: x.wall, Clock: ratelimit.MonotonicClock()}
 	if _, err := shared.Set(x.Context(), table.Record{Key: "k", Value: "v"}, table.Any); err != nil {
 		x.Fatal(err)
 	}

@@ -39,5 +39,5 @@ func (c *core) receiveTable(now instant, message []byte) bool {
 	if c.inStore() || c.options.Table == nil {
 		return false
 	}
-	return c.options.Table.Receive(message, c.local.LedgerNow(now)) == nil
+	return c.options.Table.Receive(message, table.At(now)) == nil
 }

@@ -18,12 +18,11 @@ import (
 func (d *decider) override(t *table.Table, rules *config.Store, here wallTime, wall func() time.Time, clock ratelimit.Clock, log *slog.Logger) {
 	start := clock()
 	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
-	d.overrides = &overrides.Book{Table: t, Keeper: &table.Alone{Table: t, Wall: wall}}
+	alone := &table.Alone{Table: t, Wall: wall, Clock: clock}
+	d.overrides = &overrides.Book{Table: t, Keeper: alone}
 	if d.shared == nil {
-		d.beside(func(ctx context.Context) {
-			// Without a store, no Node drops ended records, so the table does so by itself.
-			upkeep.Every(ctx, time.Minute, func() { t.Forget(at(clock()), at(clock())) })
-		})
+		// Without a store, no Node drops ended records, so the table does so by itself.
+		d.beside(func(ctx context.Context) { upkeep.Every(ctx, time.Minute, alone.Forget) })
 	} else {
 		node := table.NewNode(t, d.shared.Table(), func() ratelimit.LedgerTime { return here(clock()) }, uint64(here(start)))
 		// The store's time is this node's time plus the difference at the last read.

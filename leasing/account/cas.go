@@ -374,8 +374,11 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int
 		if err != nil {
 			return ratelimit.Epoch{}, err
 		}
-		if is.ID != was.ID && !made[0] {
+		switch {
+		case !made[0] && is.ID != was.ID:
 			return ratelimit.Epoch{}, ErrLife // another node has begun one
+		case !made[0]:
+			return is, nil // another node was faster: before stays known, so that the next read writes again
 		}
 	}
 	// Reads run at the same time, and an earlier one may end later. It must not take the version back, or a copy that

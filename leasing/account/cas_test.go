@@ -119,6 +119,30 @@ func TestCASLosesItsData(t *testing.T) {
 	}
 }
 
+// A node that has read another epoch makes a new one young, also if others that have not change its record meanwhile.
+func TestCASMakesYoung(t *testing.T) {
+	b, mine := newBetween(t)
+	epochOf(t, mine)
+	b.Lose(nil, "2")
+	other := NewCAS(b.MemoryStore, "c:")
+	if e := epochOf(t, other); e.Young(epochAt) {
+		t.Fatalf("a node that has read no other epoch makes it young: %+v", e)
+	}
+	b.happens = func([]Change) error {
+		b.happens = nil
+		epochOf(t, other)
+		epochOf(t, other) // it has the version of its last beat
+		return nil
+	}
+	if is := epochOf(t, mine); !is.Young(epochAt) {
+		t.Errorf("it is %+v", is)
+	}
+	epochOf(t, mine)
+	if is := epochOf(t, other); !is.Young(epochAt) {
+		t.Errorf("for others, it is %+v", is)
+	}
+}
+
 // Data that is lost between two tries of a message takes with it what the first try settled: no claim of the message is
 // granted.
 func TestCASLosesItsDataBetweenTries(t *testing.T) {

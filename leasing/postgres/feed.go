@@ -27,8 +27,11 @@ const (
 	// Several nodes can begin the feed: the first row counts.
 	beginFeedSQL = `INSERT INTO sluice_feed (prefix, life, place, top)
 VALUES ($1, md5(random()::text || clock_timestamp()::text), 0, 0) ON CONFLICT DO NOTHING`
+	// Places only rise in one life. A lower one is that of an older copy, which was restored in place.
+	anotherFeedSQL = `UPDATE sluice_feed SET life = md5(random()::text || clock_timestamp()::text)
+WHERE prefix = $1 AND place < $2`
 	// As in readSQL, there is a row for the life without any record.
-	sinceSQL = `SELECT ` + feedLife + `, ` + feedNow + `, r.key, r.version, r.ends, r.value, r.place
+	sinceSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, r.key, r.version, r.ends, r.value, r.place
 FROM sluice_feed f LEFT JOIN (
   SELECT * FROM sluice_table WHERE prefix = $1 AND place > $2 ORDER BY prefix, place LIMIT $3
 ) r ON true WHERE f.prefix = $1 ORDER BY r.place`
@@ -55,11 +58,17 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if !f.prepared.Load() {
 		return p, errUnprepared
 	}
+	var last int64
 	// The second attempt finds the row, this node's or another's.
 	for p.Life == "" {
-		p, err = f.since(ctx, after, n)
-		if err == nil && p.Life == "" {
-			_, err = f.pool.Exec(ctx, beginFeedSQL, f.prefix) // there is no row, or no more
+		p, last, err = f.since(ctx, after, n)
+		switch {
+		case err != nil:
+		case p.Life == "": // there is no row, or no more
+			_, err = f.pool.Exec(ctx, beginFeedSQL, f.prefix)
+		case p.Life == life && last < after:
+			_, err = f.pool.Exec(ctx, anotherFeedSQL, f.prefix, after)
+			p.Life = ""
 		}
 		if err != nil {
 			return table.Page{}, fmt.Errorf("postgres: %w", err)
@@ -72,22 +81,23 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 }
 
 // since reads one page, in any life; "": there is none yet. n records may be all, and More then costs one empty page.
-func (f Feed) since(ctx context.Context, after int64, n int) (p table.Page, err error) {
+// last is the place of the last change.
+func (f Feed) since(ctx context.Context, after int64, n int) (p table.Page, last int64, err error) {
 	rows, err := f.pool.Query(ctx, sinceSQL, f.prefix, after, n)
 	if err != nil {
-		return p, err
+		return p, 0, err
 	}
 	var key, value []byte
 	var version, ends, place *int64
 	p.Place = after
-	_, err = pgx.ForEachRow(rows, []any{&p.Life, &p.Now, &key, &version, &ends, &value, &place}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&p.Life, &p.Now, &last, &key, &version, &ends, &value, &place}, func() error {
 		if place != nil {
 			p.Records, p.Place = append(p.Records, recordOf(key, *version, *ends, value)), *place
 		}
 		return nil
 	})
 	p.More = len(p.Records) == n
-	return p, err
+	return p, last, err
 }
 
 func recordOf(key []byte, version, ends int64, value []byte) table.Record {

@@ -76,7 +76,9 @@ func newOverridable(t *testing.T) *overridable {
 	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall.UnixMicro()) }
 	records := overrides.NewTable()
 	n := &overridable{
-		T: t, overriding: &overriding{Alone: &table.Alone{Table: records, Wall: func() time.Time { return wall }}},
+		T: t, overriding: &overriding{Alone: &table.Alone{
+			Table: records, Wall: func() time.Time { return wall }, Clock: ratelimit.MonotonicClock(),
+		}},
 		files: files, changes: new(metrics.OverrideChanges),
 	}
 	n.book = &overrides.Book{Table: records, Keeper: n.overriding, Now: func() ratelimit.LedgerTime { return at(0) }}

@@ -35,7 +35,7 @@ func newNode(t testing.TB, rules string) *node {
 	records := NewTable()
 	wall := func() time.Time { return time.UnixMicro(n.wall.Load()) }
 	n.Book = &Book{
-		Table: records, Keeper: &table.Alone{Table: records, Wall: wall},
+		Table: records, Keeper: &table.Alone{Table: records, Wall: wall, Clock: ratelimit.MonotonicClock()},
 		Now: func() ratelimit.LedgerTime { return at(0) },
 	}
 	n.Limiter = NewLimiter(local.New(200_000, 1, wall()), records, at)

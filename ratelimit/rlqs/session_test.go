@@ -300,7 +300,8 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 			"\n  rate_limit: {unit: minute, requests_per_unit: %d}\n", c.algorithm, c.limit))
 		records, wall := overrides.NewTable(), func() time.Time { return time.Unix(1_800_000_000, 0) }
 		at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
-		book := overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
+		keeper := &table.Alone{Table: records, Wall: wall, Clock: ratelimit.MonotonicClock()}
+		book := overrides.Book{Table: records, Keeper: keeper}
 		own := overrides.NewLimiter(local.New(100, start, wall()), records, at)
 		n := newNode(own, &rules)
 		rule, key := rules.Domain("d").Match([]config.Entry{{Key: "k", Value: "invited"}}, nil)

@@ -60,7 +60,8 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	wall := func() time.Time { return start.Add(f.now.Sub(1)) }
 	at := func(ratelimit.Instant) ratelimit.LedgerTime { return ratelimit.LedgerTime(wall().UnixMicro()) }
 	records := overrides.NewTable()
-	f.overrides = overrides.Book{Table: records, Keeper: &table.Alone{Table: records, Wall: wall}}
+	keeper := &table.Alone{Table: records, Wall: wall, Clock: ratelimit.MonotonicClock()}
+	f.overrides = overrides.Book{Table: records, Keeper: keeper}
 	limiter := overrides.NewLimiter(local.New(1000, f.now, start), records, at)
 	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, observes(nil), o,
 		slog.New(slog.NewTextHandler(io.Discard, nil)))

@@ -18,7 +18,7 @@
 //     lower one.
 //  5. In another life of the store's data, a node reads all, and writes back what the store lacks. Only then it sets.
 //  6. A node that has not read for half an hour may lack removals that are no longer kept. It writes nothing back: it
-//     drops what the store lacks.
+//     drops what the store lacks. Its own clock may stand still meanwhile, so the store's counts as well, in one life.
 //
 // A [Table] is one place: a node, or a store in memory. A [Node] keeps its table in step with a [Store]. A [Stream]
 // keeps the tables of two nodes in step that have no store. None of them starts a goroutine.

@@ -43,6 +43,7 @@ type member struct {
 	*Node
 	*history
 	cut  instant // until when it reaches no store
+	lag  instant // for which its clock stood still
 	slow bool    // others act while its words are under way
 }
 
@@ -148,7 +149,7 @@ func (t through) Set(_ context.Context, life string, r Record, expected Expected
 
 func (h *history) join() *member {
 	m := &member{history: h, slow: h.IntN(3) == 0}
-	m.Node = NewNode(New(nil), through{m}, func() instant { return h.now }, h.Uint64())
+	m.Node = NewNode(New(nil), through{m}, func() instant { return h.now - m.lag }, h.Uint64())
 	return m
 }
 
@@ -362,6 +363,24 @@ func TestHalfReadTables(t *testing.T) {
 	}
 }
 
+// A node whose clock stood still for hours, as on a suspended host, has nothing that was removed meanwhile.
+func TestSuspendedNodes(t *testing.T) {
+	h := quiet(2)
+	one, other := h.members[0], h.members[1]
+	one.must(t, "0", "a")
+	other.beat()
+	one.must(t, "0", "")
+	for range 125 {
+		h.now += minute
+		other.lag += minute
+		one.beat()
+	}
+	other.beat()
+	if have := other.Record("0"); have.Value != "" {
+		t.Errorf("it has %v", have)
+	}
+}
+
 // A removal is kept for an hour from when it last arrived. Each loss brings a copy that is younger than half an hour,
 // of the time before the removal was written back.
 func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
@@ -446,7 +465,7 @@ func TestPlanted(t *testing.T) {
 	const (
 		version = "r.Version = max(at, t.top+1)"
 		kept    = "return over && arrived.Add(Kept) < now"
-		silence = "if now.Sub(n.heard) > Silence {"
+		silence = "if now.Sub(n.heard) > Silence || n.stood(&page) {"
 		values  = "cmp.Compare(r.Ends, o.Ends), cmp.Compare(r.Value, o.Value))"
 		length  = "if n > uint64(len(b)) {"
 	)
@@ -467,6 +486,7 @@ func TestPlanted(t *testing.T) {
 		{"5: who has not written back sets", nodes, "if !told {", "if life == \"\" && !told {"},
 		{"5: what was set in a life before counts as read in this one", nodes, "if n.life != life {", "if false {"},
 		{"6: a node that was silent writes back", nodes, silence, "if now.Sub(n.heard) > 100*Silence {"},
+		{"6: silence is by the node's clock alone", nodes, silence, "if now.Sub(n.heard) > Silence {"},
 		{"6: a half read table is read on", nodes, silence, "if n.looked && now.Sub(n.heard) > Silence {"},
 		{"6: after silence, it keeps what the store lacks", nodes, "n.drop(n.missing, n.silent)", "_ = n.drop"},
 		{
@@ -492,7 +512,7 @@ func TestPlanted(t *testing.T) {
 		}
 		return tests.Command(t.Context(), bug, args...).CombinedOutput()
 	}
-	const quick = "Peers|Removals|Only|Half|Malformed"
+	const quick = "Peers|Removals|Only|Half|Suspended|Malformed"
 	if out, err := run("", quick); err != nil {
 		t.Fatalf("without a bug: %v\n%s", err, out)
 	}

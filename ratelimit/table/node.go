@@ -14,7 +14,8 @@ import (
 // Store keeps a table for all nodes. It is safe for concurrent use, and blocks at most until ctx is done.
 type Store interface {
 	// Since reads up to n records behind a place of the feed, in its order; in another life than the named one, from
-	// the beginning. If nothing changed, it costs the store one cheap command.
+	// the beginning. A place that this life has not reached is of a later copy of the data, and another life begins. If
+	// nothing changed, it costs the store one cheap command.
 	Since(ctx context.Context, life string, after int64, n int) (Page, error)
 	// Merge takes records in, in one step: of two of a key, the greater one counts. In another life it does nothing,
 	// and the error is [ErrLife]. Keys of a call differ.
@@ -61,6 +62,7 @@ type Node struct {
 	looked   bool     // the store was read as a whole, in this life
 	missing  []string // keys of records that the store lacks: to be written back
 	heard    instant  // when all was last read, or a read of all began without a table; 0: never
+	heardAt  instant  // the same, by the store's clock
 	gone     []Record // that were here for their time, to be dropped by the store
 	forgot   instant
 
@@ -116,10 +118,11 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	n.ahead.Store(int64(page.Now - now))
 	// Silence counts from the first answer: a node that has just begun has nothing to doubt.
 	if n.heard == 0 {
-		n.heard = now
+		n.heard, n.heardAt = now, page.Now
 	}
-	if now.Sub(n.heard) > Silence { // rule 6: all is read anew, also if half of it was read before
-		n.heard, n.doubtful = now, true
+	if now.Sub(n.heard) > Silence || n.stood(&page) { // rule 6: all is read anew, also if half of it was read before
+		n.heard, n.heardAt = now, page.Now
+		n.doubtful = true
 		n.begin("")
 		return true, nil
 	}
@@ -170,7 +173,14 @@ func (n *Node) whole(now instant) {
 		// divide the work.
 		n.rnd.Shuffle(len(n.missing), func(i, j int) { n.missing[i], n.missing[j] = n.missing[j], n.missing[i] })
 	}
-	n.heard, n.doubtful = now, false
+	n.heard, n.heardAt = now, n.Time(now)
+	n.doubtful = false
+}
+
+// stood reports whether this node's clock may have stood still for too long, as on a suspended host. The store's clock
+// may also have been set: so it counts only while the store lacks nothing that this node has.
+func (n *Node) stood(page *Page) bool {
+	return page.Life == n.lives() && n.Ready() && page.Now.Sub(n.heardAt) > Silence
 }
 
 // tell writes back a chunk of what the store lacks (rule 5). Then the store drops what this node has had for an hour in
@@ -218,7 +228,7 @@ func (n *Node) Set(ctx context.Context, r Record, expected Expected) (Record, er
 	if !told {
 		return Record{}, ErrNotYet
 	}
-	if n.Record(r.Key).Value == "" && r.Value != "" && n.Len() >= Most {
+	if n.full(&r) {
 		return Record{}, ErrFull
 	}
 	is, err := n.store.Set(ctx, life, r, expected)
@@ -237,14 +247,22 @@ func (n *Node) Set(ctx context.Context, r Record, expected Expected) (Record, er
 // Alone is a table of a process without a store, or of one among peers. It is safe for concurrent use.
 type Alone struct {
 	*Table
-	Wall func() time.Time
+	// Wall is the clock of versions and ends, which may be set at any time. Clock never goes back and is never set
+	// ahead: by it, removals are kept (rule 3). Records of peers arrive by it, too ([At]).
+	Wall  func() time.Time
+	Clock ratelimit.Clock
 }
+
+// At is an instant as a time of a place's clock.
+func At(now ratelimit.Instant) instant { return instant(int64(now) / int64(time.Microsecond)) }
 
 // Set sets a record here.
 func (a *Alone) Set(_ context.Context, r Record, expected Expected) (Record, error) {
-	if a.Record(r.Key).Value == "" && r.Value != "" && a.Len() >= Most {
+	if a.full(&r) {
 		return Record{}, ErrFull
 	}
-	now := ratelimit.LedgerTime(a.Wall().UnixMicro())
-	return a.Table.Set(r, expected, now, now)
+	return a.Table.Set(r, expected, At(a.Clock()), instant(a.Wall().UnixMicro()))
 }
+
+// Forget drops records after their time ([Table.Forget]). Call it once a minute.
+func (a *Alone) Forget() { a.Table.Forget(At(a.Clock()), instant(a.Wall().UnixMicro())) }

@@ -43,10 +43,11 @@ const (
 // Errors of changes.
 var (
 	ErrChanged = errors.New("the key does not have the record that the change expects")
-	ErrFull    = fmt.Errorf("the table has %d records, and takes no more: remove some", Most)
-	ErrNotYet  = errors.New("this node has not read the whole table yet: try again in a second")
-	ErrLife    = errors.New("the store's data was lost or replaced: try again in a second")
-	ErrRecord  = errors.New("the record is invalid")
+	ErrFull    = fmt.Errorf("the table is full: it takes %d records, and %d with those removed in the last hour",
+		Most, mostKept)
+	ErrNotYet = errors.New("this node has not read the whole table yet: try again in a second")
+	ErrLife   = errors.New("the store's data was lost or replaced: try again in a second")
+	ErrRecord = errors.New("the record is invalid")
 )
 
 // Expected says which record a change replaces, by its version.

@@ -3,7 +3,6 @@ package table
 import (
 	"encoding/binary"
 	"fmt"
-	"time"
 )
 
 // Stream is what a node sends of its table to one peer, where there is no store: first all, then each change. Of each
@@ -23,9 +22,10 @@ func NewStream(t *Table) *Stream { return &Stream{table: t} }
 const (
 	// messageRecords bounds a message: also of the longest records, it has at most 280 KB.
 	messageRecords = 64
-	// aheadMost is how much later than now the version of a peer's record may be. After a record of the end of
-	// time, no other could be set.
-	aheadMost = 24 * time.Hour
+	// farthest bounds the version of a peer's record: the year 2112, which no clock shows. After a record of the end of
+	// time, no other could be set. This node's clock has no part in it: a record is sent once, and the clock may be set
+	// afterwards.
+	farthest = latest / 2
 )
 
 // Next is the next message; nil: the peer was sent all.
@@ -52,9 +52,10 @@ func encode(records []Record) (b []byte) {
 	return b
 }
 
-// Receive handles a message of a peer. One that makes no sense changes nothing, and is counted.
+// Receive handles a message of a peer, at a time of this node's clock ([Alone]). One that makes no sense changes
+// nothing, and is counted.
 func (t *Table) Receive(message []byte, now instant) error {
-	records, err := decode(message, now)
+	records, err := decode(message)
 	if err != nil {
 		t.Rejected.Add(1)
 		return err
@@ -64,7 +65,7 @@ func (t *Table) Receive(message []byte, now instant) error {
 }
 
 // decode reads what encode writes. A message is accepted as a whole or not at all.
-func decode(b []byte, now instant) (records []Record, err error) {
+func decode(b []byte) (records []Record, err error) {
 	number := func() (v uint64) {
 		v, n := binary.Uvarint(b)
 		if n <= 0 {
@@ -94,9 +95,8 @@ func decode(b []byte, now instant) (records []Record, err error) {
 			return nil, fmt.Errorf("%w: a message ends within one", err)
 		case r.Check() != nil:
 			return nil, r.Check()
-		case r.Version > now.Add(aheadMost):
-			return nil, fmt.Errorf("%w: its version is %v later than now: set the clocks of nodes", ErrRecord,
-				r.Version.Sub(now).Round(time.Second))
+		case r.Version > farthest:
+			return nil, fmt.Errorf("%w: its version is %d", ErrRecord, r.Version)
 		}
 		records = append(records, r)
 	}

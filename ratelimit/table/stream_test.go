@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // peer is a node of a fleet without a store.
@@ -29,9 +31,15 @@ func TestPeers(t *testing.T) {
 			t.Fatalf("history %d: %s", seed, fmt.Sprintf(format, args...))
 		}
 		var all []*peer
+		// Some clocks begin in 1970, and others are years ahead.
+		skew := func() instant { return []instant{0, instant(rnd.IntN(100)) * 1e6, 1 - now, 1e14}[rnd.IntN(4)] }
 		join := func() *peer {
-			p := &peer{skew: instant(rnd.IntN(100)) * 1e6, to: map[*peer]*Stream{}, due: map[*peer][][]byte{}}
-			p.Alone = &Alone{Table: New(nil), Wall: func() time.Time { return time.UnixMicro(int64(now + p.skew)) }}
+			p := &peer{skew: skew(), to: map[*peer]*Stream{}, due: map[*peer][][]byte{}}
+			p.Alone = &Alone{
+				Table: New(nil),
+				Wall:  func() time.Time { return time.UnixMicro(int64(now + p.skew)) },
+				Clock: func() ratelimit.Instant { return ratelimit.Instant(now * 1000) },
+			}
 			return p
 		}
 		for range 2 + rnd.IntN(4) {
@@ -59,7 +67,7 @@ func TestPeers(t *testing.T) {
 		hears := func(a, b *peer) {
 			if q := a.due[b]; len(q) > 0 {
 				a.due[b] = q[1:]
-				if err := b.Receive(q[0], now+b.skew); err != nil {
+				if err := b.Receive(q[0], now); err != nil {
 					failf("%v", err)
 				}
 			}
@@ -74,8 +82,13 @@ func TestPeers(t *testing.T) {
 				sends(a, b)
 			case event < 0.6:
 				hears(a, b)
-			case event < 0.75:
+			case event < 0.72:
 				connect(a, b)
+			case event < 0.75: // all clocks are set, as when a host resumes
+				for _, p := range all {
+					p.skew = skew()
+					p.Forget()
+				}
 			case event < 0.78:
 				broken(a, b)
 			case event < 0.79 && len(all) > 2:
@@ -134,7 +147,7 @@ func TestMalformedMessages(t *testing.T) {
 		"a long key":      encode([]Record{{Key: string(make([]byte, MostKey+1)), Version: 7}}),
 		"a long value":    encode([]Record{{Key: "k", Version: 7, Value: string(make([]byte, MostValue+1))}}),
 		"no version":      encode([]Record{{Key: "k", Value: "v"}}),
-		"ahead":           encode([]Record{{Key: "k", Version: now.Add(25 * time.Hour), Value: "v"}}),
+		"ahead":           encode([]Record{{Key: "k", Version: farthest + 1, Value: "v"}}),
 		"too many":        encode(make([]Record, messageRecords+1)),
 		"a length beyond": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1},
 	} {

@@ -262,6 +262,15 @@ func (t *Table) again() {
 	t.round++
 }
 
+// full reports whether there is no room for a record in place of the present one of its key. It would be set elsewhere,
+// and not here.
+func (t *Table) full(r *Record) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	is := t.records[r.Key]
+	return r.Value != "" && (is.lives() == 0 && t.live >= Most || is == nil && len(t.records) >= mostKept)
+}
+
 // silent reports whether a record has not arrived in this round.
 func (t *Table) silent(e *entry) bool { return e.round != t.round }
 

@@ -21,7 +21,8 @@ if not life or redis.call('ZCARD', feed) + 1 ~= redis.call('HLEN', records) then
   at, place, top = nil, 0, 0
 end
 local function keep() redis.call('HSET', records, '', string.format('%s %s %.0f %.0f', life, server, place, top)) end
-if at ~= server then
+-- Places only rise in one life. A lower one is that of an older copy, where INFO does not tell of a restart.
+if at ~= server or op == 'since' and ARGV[2] == life and tonumber(ARGV[4]) > tonumber(place) then
   life = ARGV[3]
   keep()
 end

@@ -195,6 +195,11 @@ func words(t *testing.T, s table.Store) {
 	if _, err := s.Set(ctx, "another", was, table.Any); !errors.Is(err, table.ErrLife) {
 		t.Errorf("another life may set: %v", err)
 	}
+	// An older copy, restored in place, has lower places than this node has read.
+	p, err := s.Since(ctx, first.Life, page.Place+1000, 100)
+	if want, _, _ := twin.Since(0, 100); err != nil || p.Life == first.Life || !slices.Equal(p.Records, want) {
+		t.Errorf("after a place that was not yet it answers %+v, %v", p, err)
+	}
 }
 
 // writers raise a number at once, each by compare and set: no change is lost, and a reader meets each key.
@@ -328,8 +333,24 @@ func many(t *testing.T, s Server) {
 	for i := range full {
 		full[i] = table.Record{Key: fmt.Sprint("full", i), Version: page.Now, Value: "x"}
 	}
-	n.Merge(full, page.Now) // here alone
-	if _, err := n.Set(ctx, table.Record{Key: "more", Value: "x"}, table.Any); !errors.Is(err, table.ErrFull) {
-		t.Errorf("a full table takes more: %v", err)
+	alone := &table.Alone{Table: n.Table, Wall: time.Now, Clock: ratelimit.MonotonicClock()}
+	for _, of := range []string{"full", "removed", "others, removed"} {
+		n.Merge(full, page.Now) // here alone
+		for _, at := range []interface {
+			Set(context.Context, table.Record, table.Expected) (table.Record, error)
+		}{n, alone} {
+			_, err := at.Set(ctx, table.Record{Key: "more", Value: "x"}, table.Any)
+			has := n.Record("more").Value
+			if (err == nil) != (has == "x") || of != "removed" && !errors.Is(err, table.ErrFull) {
+				t.Errorf("%s: it has %q, and setting gives %v", of, has, err)
+			}
+		}
+		n.Drop([]table.Record{n.Record("more")})
+		for i := range full {
+			full[i].Version, full[i].Value = full[i].Version+1, ""
+			if of == "removed" {
+				full[i].Key = fmt.Sprint("other", i)
+			}
+		}
 	}
 }
