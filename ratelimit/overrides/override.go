@@ -164,10 +164,13 @@ func (b *Book) Lifted(rules *config.Rules) (n int, one []string) {
 	return n, one
 }
 
-// Limit is the limit of a rule under an override; ok is false if it does not count under the rule.
-func (o *Override) Limit(rule *ratelimit.Rule) (l ratelimit.Limit, ok bool) {
+// Rule is a rule under an override; ok is false if it does not count under the rule.
+func (o *Override) Rule(rule *ratelimit.Rule) (is *ratelimit.Rule, ok bool) {
 	in := counts(&o.Override, o.Per, rule)
-	return rule.Limit.Under(in), in != nil
+	if in == nil {
+		return rule, false
+	}
+	return rule.Under(in), true
 }
 
 // Set sets the override of a key, or removes it if o is nil. It blocks until ctx is done at most, and returns the
