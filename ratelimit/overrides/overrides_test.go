@@ -223,6 +223,15 @@ func TestChangedRulesLiftNoBan(t *testing.T) {
 		if lifted, one := n.Lifted(n.rules); lifted != 1 || len(one) != 3 {
 			t.Errorf("under %s, %d bans are said to be lifted, such as %q", rule, lifted, one)
 		}
+		d := n.rules.Domain("d")
+		is, key := d.Match([]config.Entry{{Key: "fixed", Value: "ban"}}, nil)
+		o, _ := n.Get(key)
+		if is == nil {
+			continue
+		}
+		if _, counts := o.Rule(is); counts {
+			t.Errorf("under %s, which asks for nothing, a ban is shown as in force", rule)
+		}
 	}
 }
 
