@@ -178,7 +178,8 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 // Rules beyond MaxRules share the names of (other), with a mapping and without.
 func TestSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
-		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n")
+		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n"+
+		"- {key: small, rate_limit: {unit: day, requests_per_unit: 1}}\n")
 	c.Store.Rules().All()[MaxRules+1].Counters.BeyondBound.Add(1)
 	c.Store.Rules().All()[MaxRules+1].Counters.TotalHits.Add(1)
 	text := answered(t, c)
@@ -187,11 +188,14 @@ func TestSeriesAreBounded(t *testing.T) {
 		"sluice_decisions_total{",
 	} {
 		if n := strings.Count(text, "\n"+name); n != MaxRules+1 {
-			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+2)
+			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+3)
 		}
 	}
 	const others = `{domain="(other)",rule="(other)",mode=""} `
-	for _, want := range []string{"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90"} {
+	for _, want := range []string{
+		"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90", "limit_tokens" + others + "9000",
+		"declared_outage_tokens" + others + "18090",
+	} {
 		if !strings.Contains(text, "\nsluice_"+want+"\n") {
 			t.Errorf("of rules without series of their own, there is no %s", want)
 		}
@@ -203,7 +207,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	text = answered(t, c)
 	const name = "\nratelimit_service_rate_limit_total_hits{"
 	if n := strings.Count(text, name); n != MaxRules+1 {
-		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+2)
+		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+3)
 	}
 	if want := name + `domain="(other)",key1="(other)"} 1` + "\n"; !strings.Contains(text, want) {
 		t.Errorf("with a mapping, no %s", want)
