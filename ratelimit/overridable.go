@@ -21,6 +21,7 @@ func (r *Rule) Under(o *Override) *Rule {
 	is := *r
 	is.Limit = r.Limit.Under(o)
 	is.Limit.Ceiling = 0
+	is.Overridden = o != nil
 	if is.Limit.Requests == 0 {
 		is.Coordination.OnStoreFailure = FailClosed
 	}
