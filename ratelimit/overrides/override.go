@@ -86,8 +86,8 @@ func (x *limit) in(rule *ratelimit.Rule) *ratelimit.Override {
 }
 
 // counts is an override for a period, if it counts under a rule; else nil. A number for another period would be another
-// rate: a limit of 100 a day must not become 100 a second when the rule's unit changes. Nothing is asked for a rule
-// without a limit, so under it no override counts.
+// rate: a limit of 100 a day must not become 100 a second when the rule's unit changes. A rule
+// without a limit admits all requests, whatever override their key has.
 func counts(o *ratelimit.Override, per string, rule *ratelimit.Rule) *ratelimit.Override {
 	if o.Bans() && !rule.Unlimited || rule.WhyNoOverrides() == "" && (o.Unlimited || per == rule.Limit.Per()) {
 		return o

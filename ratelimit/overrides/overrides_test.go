@@ -238,7 +238,7 @@ func TestChangedRulesLiftNoBan(t *testing.T) {
 			continue
 		}
 		if _, counts := o.Rule(is); counts {
-			t.Errorf("under %s, which asks for nothing, a ban is shown as in force", rule)
+			t.Errorf("under %s, which admits all, a ban is shown as in force", rule)
 		}
 	}
 }
