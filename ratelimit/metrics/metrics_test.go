@@ -175,6 +175,15 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c.WriteRules(io.Discard)
 }
 
+// A store far away is not slow because of a rule that never needs it.
+func TestLeastDeadlineIsOfRulesThatNeedTheStore(t *testing.T) {
+	c := collector(t, "domain: d\ndescriptors:\n- {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}\n"+
+		"- {key: far, coordination: {store_deadline: 400ms}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
+	if text := answered(t, c); !strings.Contains(text, "\nsluice_store_deadline_seconds 0.4\n") {
+		t.Errorf("of a ban and a rule with 400ms: %s", text)
+	}
+}
+
 // Rules beyond MaxRules share the names of (other), with a mapping and without.
 func TestSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
