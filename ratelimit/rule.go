@@ -16,7 +16,7 @@ type Rule struct {
 	Unlimited bool
 	// Override says that the request brought its own limit.
 	Override bool
-	// Overridden says that an override of the key set the limit. Peaks of usage are of the rule's own limit, without it.
+	// Overridden says that an override of the key set the limit. Peaks of usage are of the rule's own limit alone.
 	Overridden bool
 	Shadow     bool     // its status is always OK; it still counts
 	Quota      bool     // it denies only together with all other quota rules

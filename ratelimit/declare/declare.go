@@ -180,8 +180,8 @@ func lossShare(r *ratelimit.Rule) ratelimit.Tokens {
 	return max(1, r.Limit.Capacity()/ratelimit.LossPart)
 }
 
-// longest is how long charged tokens count at most. The longest window is a month of 31 days, in which clocks go back by
-// an hour.
+// longest is how long charged tokens count at most. The longest window is a month of 31 days, in which clocks go back
+// by an hour.
 func longest(l *ratelimit.Limit) time.Duration {
 	switch {
 	case l.Unit.OfCalendar():

@@ -52,7 +52,8 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 	}
 }
 
-// Tokens of a crashed node count as long as others: of a bucket until it has filled, of a sliding window in the next one.
+// Tokens of a crashed node count as long as others: of a bucket until it has filled, of a sliding window also in the
+// next one.
 func TestDeclaredUnderLastsAsLongAsCharges(t *testing.T) {
 	r := boundsRule(t, nil)
 	for _, c := range []struct {
@@ -67,7 +68,7 @@ func TestDeclaredUnderLastsAsLongAsCharges(t *testing.T) {
 	} {
 		r.Limit.Algorithm, r.Limit.Burst = c.algorithm, c.burst
 		if lasts := declare.Of(r, 3, declare.SharedStore).Under.Lasts; lasts != c.lasts {
-			t.Errorf("%s: tokens of a crashed node are said to be unused for up to %v, must be %v", r.Limit, lasts, c.lasts)
+			t.Errorf("%s: tokens of a crashed node are said to be unused for %v, must be %v", r.Limit, lasts, c.lasts)
 		}
 	}
 }

@@ -202,8 +202,8 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 	const others = `{domain="(other)",rule="(other)",mode=""} `
 	for _, want := range []string{
-		"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90", "limit_tokens" + others + "9000",
-		"declared_outage_tokens" + others + "18090",
+		"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90",
+		"limit_tokens" + others + "9000", "declared_outage_tokens" + others + "18090",
 	} {
 		if !strings.Contains(text, "\nsluice_"+want+"\n") {
 			t.Errorf("of rules without series of their own, there is no %s", want)

@@ -141,8 +141,8 @@ func (down) Settle(context.Context, []account.Claim, []account.Grant) (
 	return e, at, errors.New("down")
 }
 
-// An outage of the store lifts no ban, whatever the rule says of outages. What a larger override admits in it is no peak
-// of the rule's limit.
+// An outage of the store lifts no ban, whatever the rule says of outages. What a larger override admits in it is no
+// peak of the rule's limit.
 func TestOutageAdmitsNoBannedKey(t *testing.T) {
 	for _, policy := range ratelimit.FailurePolicies {
 		n := newNode(t, strings.Replace(rules, "on_deny: refund", "on_store_failure: "+policy, 1))
@@ -165,7 +165,7 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 			more.Cost = 90
 			n.Decide(ctx, 1, []ratelimit.Ask{more}, v)
 			if peak := more.Rule.Counters.Alone.Ever(); v[0].OverLimit != (policy == "closed") || peak > 1 {
-				t.Errorf("%s: %s=more has the verdict %+v, and the most under the limit of 10 is %d", policy, key, v[0], peak)
+				t.Errorf("%s: %s=more has the verdict %+v, and the peak of the limit of 10 is %d", policy, key, v[0], peak)
 			}
 		}
 		end()
