@@ -165,7 +165,7 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 			more.Cost = 90
 			n.Decide(ctx, 1, []ratelimit.Ask{more}, v)
 			if peak := more.Rule.Counters.Alone.Ever(); v[0].OverLimit != (policy == "closed") || peak > 1 {
-				t.Errorf("%s: %s=more has the verdict %+v, and the peak of the limit of 10 is %d", policy, key, v[0], peak)
+				t.Errorf("%s: %s=more is answered %+v, and the peak of the limit of 10 is %d", policy, key, v[0], peak)
 			}
 		}
 		end()
