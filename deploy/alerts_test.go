@@ -106,8 +106,9 @@ func TestOneCauseIsOnePage(t *testing.T) {
 	}
 	for fleet, c := range map[string]struct{ causes, effects string }{
 		"an outage of the store": {
-			"SluiceStoreBreakerOpen", "SluiceStoreSlow SluiceFallbackActive SluiceErrors SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleClaims SluiceOverloaded",
+			"SluiceStoreBreakerOpen", "SluiceStoreSlow SluiceFallbackActive SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleClaims SluiceOverloaded",
 		},
+		"outage, bad calls":   {"SluiceStoreBreakerOpen SluiceErrors", "SluiceFallbackActive"},
 		"a slow store":        {"SluiceStoreSlow", "SluiceFallbackActive SluiceSlow"},
 		"late answers":        {"SluiceFallbackActive", "SluiceSlow"},
 		"an empty restart":    {"SluiceLedgerLost", "SluiceAccountsLost SluiceStoreClockStepped"},

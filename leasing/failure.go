@@ -57,7 +57,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		}
 		if a.Kind == ratelimit.Spend && v.Charged > 0 {
 			k.Admitted(now, v.Charged)
-			if c := a.Rule.Counters; c != nil {
+			if c := a.Rule.Counters; c != nil && !a.Rule.Overridden {
 				c.Alone.See(k.Outage)
 			}
 		}

@@ -79,7 +79,9 @@ func bounded(rule *ratelimit.Rule, is *lease.Excess, drifted, byPolicy tokens) {
 	}
 	c.OverAdmitted.Add(uint64(drifted - before.OverByDrift + byPolicy - before.OverByOutage))
 	c.OverByPolicy.Add(uint64(byPolicy - before.OverByOutage))
-	c.Worst.See(drifted)
+	if !rule.Overridden {
+		c.Worst.See(drifted)
+	}
 	if near := share - share/5; before.OverByDrift < near && drifted >= near {
 		c.NearBound.Add(1)
 	}

@@ -16,6 +16,18 @@ func (r *Rule) WhyNoOverrides() string {
 	}
 }
 
+// Under is the rule with an override in force. No other override counts under it, and an outage lifts no ban.
+func (r *Rule) Under(o *Override) *Rule {
+	is := *r
+	is.Limit = r.Limit.Under(o)
+	is.Limit.Ceiling = 0
+	is.Overridden = o != nil
+	if is.Limit.Requests == 0 {
+		is.Coordination.OnStoreFailure = FailClosed
+	}
+	return &is
+}
+
 // RefusesAll reports whether a rule refuses each request, with no override that could admit one.
 func (r *Rule) RefusesAll() bool {
 	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0

@@ -16,9 +16,11 @@ type Rule struct {
 	Unlimited bool
 	// Override says that the request brought its own limit.
 	Override bool
-	Shadow   bool     // its status is always OK; it still counts
-	Quota    bool     // it denies only together with all other quota rules
-	Replaces []string // names of rules that this one replaces when both match
+	// Overridden says that an override of the key set the limit. Peaks of usage are of the rule's own limit alone.
+	Overridden bool
+	Shadow     bool     // its status is always OK; it still counts
+	Quota      bool     // it denies only together with all other quota rules
+	Replaces   []string // names of rules that this one replaces when both match
 	// Metadata goes into the dynamic metadata of the requests that pass.
 	Metadata     map[string]any
 	Coordination Coordination

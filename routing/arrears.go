@@ -213,7 +213,7 @@ func (c *core) owe(a *ask, w ratelimit.Window, n ratelimit.Tokens) {
 	if !ok {
 		return
 	}
-	if of := a.Rule.Counters; of != nil && n > 0 {
+	if of := a.Rule.Counters; of != nil && n > 0 && !a.Rule.Overridden {
 		of.Alone.See(charge)
 	}
 	c.driver.wake()

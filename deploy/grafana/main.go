@@ -140,7 +140,7 @@ var dashboards = []dashboard{
 	}},
 	{"sluice-routing", "Sluice: routing", []panel{
 		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
-		{"Different rings", "1 when all nodes of each fleet agree.", "none", false, true, []query{{`max (count by (namespace, job) (count_values by (namespace, job) ("ring", sluice_ring_fingerprint{` + in + `})))`, "rings"}}},
+		{"Different rings", "1 when all nodes of each fleet agree. Each region has a ring of its own.", "none", false, true, []query{{`max (count by (namespace, job, region) (count_values by (namespace, job, region) ("ring", sluice_ring_fingerprint{` + in + `})))`, "rings"}}},
 		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, kind) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{kind}}"}}},
 		{"Hot keys", "Busy keys of each owner, and decisions of other nodes on them from their own leases (with a store).", "short", false, false, []query{
 			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},

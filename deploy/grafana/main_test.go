@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -43,6 +45,35 @@ func TestQueriesAreOfTheNamespace(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A window with an outage is compared with the number of an outage, also when the store is back. Rules with open have
+// none.
+func TestOutagesBreakNoPromise(t *testing.T) {
+	const form = `tests:
+- interval: 1m
+  input_series:
+%s  promql_expr_test:
+  - {eval_time: 1m, expr: %q, exp_samples: [{labels: '{domain="d",rule="local"}', value: 75}, {labels: '{domain="d",rule="calm"}', value: 80}]}
+`
+	series := ""
+	for rule, values := range map[string][]string{ // the limit, over-admission, in an outage, usage, and by policy
+		"local": {"100", "0", "200", "100", "50"}, "calm": {"100", "0", "200", "80", "0"}, "open": {"100", "0", "", "100", "900"},
+	} {
+		for i, name := range []string{"limit", "declared_over_admission", "declared_outage", "window_used", "worst_key_by_policy"} {
+			if values[i] != "" {
+				series += fmt.Sprintf("  - {series: 'sluice_%s_tokens{domain=\"d\",rule=%q,namespace=\"n\",job=\"j\"}', values: %q}\n", name, rule, values[i]+"x9")
+			}
+		}
+	}
+	query := strings.NewReplacer("$namespace", ".*", "$domain", ".*", "$rule", ".*").Replace(highest(declaredNow))
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, form, series, query), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("promtool", "test", "rules", file).CombinedOutput(); err != nil {
+		t.Errorf("promtool, which make deps installs: %v\n%s", err, out)
 	}
 }
 

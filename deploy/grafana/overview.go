@@ -9,10 +9,13 @@ func highest(of string) string {
 		` + (` + most("sluice_worst_key_over_admission_tokens") + ` or 0 * ` + most("sluice_limit_tokens") + `)) / max by (` + by + `) (` + of + ` > 0)`
 }
 
-// declaredNow is the declared worst case of a window, with the limit: in an outage while a node has an open breaker. "a
-// or b" takes b only for labels that a lacks: so the outage's number, where there is one, comes before the normal one.
-const declaredNow = `(sluice_declared_outage_tokens{` + on + `} and on (namespace, job) max by (namespace, job) (sluice_store_breaker_open{` + in + `}) > 0)` +
-	` or (sluice_limit_tokens{` + on + `} + sluice_declared_over_admission_tokens{` + on + `})`
+// declaredNow is the declared worst case of a window, with the limit. Windows to which on_store_failure added have the
+// number of an outage: also after the store is back, or if an owner did not answer. Under open there is none.
+const declaredNow = `(sluice_declared_outage_tokens{` + on + `} and on (` + by + `) ` + added + `) or` +
+	` (sluice_limit_tokens{` + on + `} + sluice_declared_over_admission_tokens{` + on + `} unless on (` + by + `) ` + added + `)`
+
+// added are the rules of which on_store_failure admitted tokens in a window of the last 30 s.
+const added = `sum by (` + by + `) (sluice_worst_key_by_policy_tokens{` + on + `}) > 0`
 
 // overview is the first dashboard to open: which nodes run, and which problems there are.
 var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
@@ -21,7 +24,7 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 		{`sum (increase(sluice_windows_beyond_bound_total{` + in + `}[1h]))`, "beyond"},
 	}},
 	{"Highest window of one key, % of its limit", "Of the last 30 s: what decisions used, with what drift and on_store_failure admitted beyond, at all nodes. Above 100 % the limit was exceeded, as far as the rule declares.", "percent", false, false, []query{{highest("sluice_limit_tokens{" + on + "}"), "{{domain}}.{{rule}}"}}},
-	{"Highest window of one key, % of its declared worst case", "The same, of what the rule declares while the store works, or for a window with an outage while a node does not reach the store. Above 100 % a promise is broken.", "percent", false, false, []query{{highest(declaredNow), "{{domain}}.{{rule}}"}}},
+	{"Highest window of one key, % of its declared worst case", "The same, of what the rule declares while the store works, or for a window with an outage, if on_store_failure admitted tokens. Rules with open are left out then. Above 100 % a promise is broken.", "percent", false, false, []query{{highest(declaredNow), "{{domain}}.{{rule}}"}}},
 	{"Calls by result", "OK and over limit are decisions. For errors and shed calls, Envoy's failure_mode_deny decides.", "ops", true, false, []query{
 		{`sum by (code) (rate(sluice_answers_total{` + in + `}[$__rate_interval]))`, "{{code}}"},
 		{`sum (rate(ratelimit_service_should_rate_limit_error{` + in + `}[$__rate_interval]))`, "errors"},

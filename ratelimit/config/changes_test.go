@@ -208,7 +208,7 @@ func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 // Each field of a rule that a file can set is among those that a fingerprint and a reload compare. The others are the
 // rule's place, or the request's.
 func TestFingerprintHasEachField(t *testing.T) {
-	placed := []string{"Domain", "Path", "Keys", "Override", "Counters", "MetricNames.Shared"}
+	placed := []string{"Domain", "Path", "Keys", "Override", "Overridden", "Counters", "MetricNames.Shared"}
 	if _, err := ratelimit.NewCalendar(15, time.UTC); err != nil { // so that there is one to set
 		t.Fatal(err)
 	}

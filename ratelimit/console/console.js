@@ -128,13 +128,15 @@ function showCards(s) {
 // seldom is a figure that is 0 as a rule: cards leave it out then.
 const seldom = (n, kind) => [number(n), 'n ' + (n > 0 ? kind || '' : 'seldom')];
 
-// highest is the most that one key got in a window, beside its limit and the declared worst case, as a bar.
-function highest(r, outage) {
+// highest is the most that one key got in a window, beside its limit and the declared worst case, as a bar. Both are
+// since the start: once on_store_failure has decided, the worst case is that of an outage, which open has not.
+function highest(r) {
   if (r.limit === 'unlimited') return ['–', 'n'];
-  const worst = outage && r.declared_in_outage > 0 ? r.declared_in_outage : r.limit_tokens + r.declared;
+  const outage = Object.values(r.fallbacks).some((n) => n > 0);
+  const worst = outage ? r.declared_in_outage || r.highest_window : r.limit_tokens + r.declared;
   const over = r.highest_window > r.limit_tokens, meter = document.createElement('meter');
   Object.assign(meter, { min: 0, max: Math.max(worst, r.highest_window, 1), low: r.limit_tokens, high: worst, optimum: 0, value: r.highest_window });
-  const cell = make('span', number(r.highest_window) + ' of ' + number(r.limit_tokens) + (worst > r.limit_tokens || over ? ', declared ' + (outage ? 'in this outage ' : '') + number(worst) : '') + ' ');
+  const cell = make('span', number(r.highest_window) + ' of ' + number(r.limit_tokens) + (worst > r.limit_tokens || over ? ', declared ' + (!outage ? number(worst) : 'in an outage ' + (r.declared_in_outage > 0 ? number(r.declared_in_outage) : 'all demand')) : '') + ' ');
   cell.append(meter);
   return [cell, 'n ' + (r.windows_beyond_bound > 0 ? 'bad' : over ? 'warn' : '')];
 }
@@ -156,7 +158,7 @@ function showRules(s) {
     const name = make('a', ruleName(r));
     name.href = '#' + encodeURIComponent(chartOf(id(r)));
     return [[
-      [name], [r.mode], [r.limit], highest(r, s.store.breaker_open),
+      [name], [r.mode], [r.limit], highest(r),
       [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'],
       [sources(r), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];

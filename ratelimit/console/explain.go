@@ -152,7 +152,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
 	// Rules that refuse everything have no account, so neither the store nor Envoys are asked.
-	if rule.RefusesAll() {
+	if a.Rule.RefusesAll() {
 		e.Next = c.over(rule) + ": requests_per_unit is 0"
 		return e
 	}
@@ -214,7 +214,7 @@ func (c *console) over(rule *ratelimit.Rule) string {
 func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	e.LimitFrom = "rule"
 	o, _ := c.Overrides.Get(a.Key)
-	limit, ok := o.Limit(a.Rule)
+	rule, ok := o.Rule(a.Rule)
 	if o.Set == 0 || !ok {
 		return a.Rule
 	}
@@ -222,9 +222,7 @@ func (c *console) inForce(a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	e.RuleLimit = a.Rule.Limit.String()
 	e.OverrideSet = timeOf(o.Set)
 	e.OverrideExpires = timeOf(o.Expires)
-	of := *a.Rule
-	of.Limit = limit
-	return &of
+	return rule
 }
 
 // next is the result of a request with a cost, in the observed state. The order of the cases is that of a decision: the

@@ -207,6 +207,13 @@ func TestHistoryIsInSeconds(t *testing.T) {
 		if r, _ := h.Recent(); r.P99 < 0.0001 || r.P99 > 0.00025 {
 			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", unit, r.P99)
 		}
+		for range 100 {
+			latency.Observe(1.1) // above all buckets
+		}
+		h.observe(at.Add(2*lookEvery), looked(200, 0, 0, 0), h.buckets())
+		if r, _ := h.Recent(); r.P99 != 1 {
+			t.Errorf("in units of %v, calls of 1.1 s have a p99 of %v s", unit, r.P99)
+		}
 	}
 }
 

@@ -151,6 +151,10 @@ func (h *History) buckets() (all []bucket) {
 	for _, b := range m.GetHistogram().GetBucket() {
 		all = append(all, bucket{h.latency.Seconds(b.GetUpperBound()), b.GetCumulativeCount()})
 	}
+	// The library leaves out the last bucket. As in Prometheus, what is above all bounds is at the highest.
+	if n := len(all); n > 0 {
+		all = append(all, bucket{all[n-1].top, m.GetHistogram().GetSampleCount()})
+	}
 	return all
 }
 

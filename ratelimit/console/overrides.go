@@ -314,8 +314,8 @@ func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Overrid
 		return v
 	}
 	v.Rule = rule.Path
-	if limit, ok := o.Limit(rule); ok {
-		v.InForce = limit.String()
+	if is, ok := o.Rule(rule); ok {
+		v.InForce = is.Limit.String()
 	}
 	if rule.Limit.Multiplier <= 1 {
 		v.Unit = rule.Limit.Unit.String()

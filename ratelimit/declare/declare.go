@@ -180,10 +180,16 @@ func lossShare(r *ratelimit.Rule) ratelimit.Tokens {
 	return max(1, r.Limit.Capacity()/ratelimit.LossPart)
 }
 
-// longest is the length of the longest window: a month of 31 days, in which clocks go back by an hour.
+// longest is how long charged tokens count at most. The longest window is a month of 31 days, in which clocks go back
+// by an hour.
 func longest(l *ratelimit.Limit) time.Duration {
-	if l.Unit.OfCalendar() {
+	switch {
+	case l.Unit.OfCalendar():
 		return 31*24*time.Hour + time.Hour
+	case l.Algorithm == ratelimit.SlidingWindow: // also in the next window
+		return 2 * l.Period()
+	case l.Algorithm == ratelimit.TokenBucket:
+		return l.Refill(l.Burst)
 	}
 	return l.Period()
 }

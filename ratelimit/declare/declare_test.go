@@ -52,6 +52,27 @@ func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
 	}
 }
 
+// Tokens of a crashed node count as long as others: of a bucket until it has filled, of a sliding window also in the
+// next one.
+func TestDeclaredUnderLastsAsLongAsCharges(t *testing.T) {
+	r := boundsRule(t, nil)
+	for _, c := range []struct {
+		algorithm ratelimit.Algorithm
+		burst     ratelimit.Tokens
+		lasts     time.Duration
+	}{
+		{ratelimit.FixedWindow, 0, time.Minute},
+		{ratelimit.SlidingWindow, 0, 2 * time.Minute},
+		{ratelimit.TokenBucket, 60, 6 * time.Second},
+		{ratelimit.TokenBucket, 6000, 10 * time.Minute},
+	} {
+		r.Limit.Algorithm, r.Limit.Burst = c.algorithm, c.burst
+		if lasts := declare.Of(r, 3, declare.SharedStore).Under.Lasts; lasts != c.lasts {
+			t.Errorf("%s: tokens of a crashed node are said to be unused for %v, must be %v", r.Limit, lasts, c.lasts)
+		}
+	}
+}
+
 // What people read of bounds is made of their numbers, as testdata/bounds.txt has it: of rules of 600 a minute.
 func TestBoundsAreSaid(t *testing.T) {
 	datadriven.RunTest(t, "testdata/bounds.txt", func(t *testing.T, in *datadriven.TestData) string {

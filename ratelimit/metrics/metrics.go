@@ -173,7 +173,8 @@ func (c Collector) collectFleet(p page) {
 		p.put("sluice_rejected_total", float64(n), "from", "peer", "kind", kind)
 	}
 	// Nodes agree on the ring if their values are equal. A float64 holds 53 bits, so the lowest 12 of 64 are cut.
-	p.put("sluice_ring_fingerprint", float64(s.Ring>>12)) // what a float holds
+	// Each region has a ring of its own.
+	p.put("sluice_ring_fingerprint", float64(s.Ring>>12), "region", c.Region)
 }
 
 // collectGate shows which calls were not begun, or not ended by their callers.

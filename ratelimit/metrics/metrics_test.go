@@ -175,10 +175,20 @@ func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c.WriteRules(io.Discard)
 }
 
+// A store far away is not slow because of a rule that never needs it.
+func TestLeastDeadlineIsOfRulesThatNeedTheStore(t *testing.T) {
+	c := collector(t, "domain: d\ndescriptors:\n- {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}\n"+
+		"- {key: far, coordination: {store_deadline: 400ms}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
+	if text := answered(t, c); !strings.Contains(text, "\nsluice_store_deadline_seconds 0.4\n") {
+		t.Errorf("of a ban and a rule with 400ms: %s", text)
+	}
+}
+
 // Rules beyond MaxRules share the names of (other), with a mapping and without.
 func TestSeriesAreBounded(t *testing.T) {
 	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
-		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n")
+		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n"+
+		"- {key: small, rate_limit: {unit: day, requests_per_unit: 1}}\n")
 	c.Store.Rules().All()[MaxRules+1].Counters.BeyondBound.Add(1)
 	c.Store.Rules().All()[MaxRules+1].Counters.TotalHits.Add(1)
 	text := answered(t, c)
@@ -187,11 +197,14 @@ func TestSeriesAreBounded(t *testing.T) {
 		"sluice_decisions_total{",
 	} {
 		if n := strings.Count(text, "\n"+name); n != MaxRules+1 {
-			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+2)
+			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+3)
 		}
 	}
 	const others = `{domain="(other)",rule="(other)",mode=""} `
-	for _, want := range []string{"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90"} {
+	for _, want := range []string{
+		"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90",
+		"limit_tokens" + others + "9000", "declared_outage_tokens" + others + "18090",
+	} {
 		if !strings.Contains(text, "\nsluice_"+want+"\n") {
 			t.Errorf("of rules without series of their own, there is no %s", want)
 		}
@@ -203,7 +216,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	text = answered(t, c)
 	const name = "\nratelimit_service_rate_limit_total_hits{"
 	if n := strings.Count(text, name); n != MaxRules+1 {
-		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+2)
+		t.Errorf("with a mapping, %d series for %d rules", n, MaxRules+3)
 	}
 	if want := name + `domain="(other)",key1="(other)"} 1` + "\n"; !strings.Contains(text, want) {
 		t.Errorf("with a mapping, no %s", want)

@@ -66,14 +66,10 @@ func (c Collector) rows() (rules []ruleRow) {
 		if i == len(rules) {
 			rules = append(rules, ruleRow{labels: labels, rule: r})
 			if labels == others {
-				rules[i].rule = &ratelimit.Rule{Domain: ratelimit.OtherName, Path: ratelimit.OtherName, Limit: r.Limit}
+				rules[i].rule = &ratelimit.Rule{Domain: ratelimit.OtherName, Path: ratelimit.OtherName}
 			}
 		}
-		// A row of (other) has the bounds of all its rules, the largest of each.
-		rules[i].declare(r)
-		b := c.Declare(r)
-		rules[i].declared = max(rules[i].declared, b.Over.Tokens)
-		rules[i].outage = b.OnOutage.Edges
+		rules[i].declare(r, c.Declare(r))
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 		if r.Hold != nil { // an increase from the first value would not be seen
@@ -100,9 +96,15 @@ func (x index) of(labels, others string) (int, string) {
 	return i, labels
 }
 
-// declare adds the bounds of a rule: those of a row are the largest. It is the worst case of one key, so bounds of
-// several rules in a row do not add up.
-func (w *ruleRow) declare(r *ratelimit.Rule) {
+// declare adds the limit and the bounds of a rule: those of a row are the largest. It is the worst case of one key, so
+// bounds of several rules in a row do not add up.
+func (w *ruleRow) declare(r *ratelimit.Rule, b declare.Bounds) {
+	if r.Limit.Capacity() > w.rule.Limit.Capacity() { // of (other), whose rule is no other's
+		w.rule.Limit = r.Limit
+	}
+	w.declared = max(w.declared, b.Over.Tokens)
+	w.outage.Tokens = max(w.outage.Tokens, b.OnOutage.Edges.Tokens)
+	w.outage.Demand = max(w.outage.Demand, b.OnOutage.Edges.Demand)
 	if r.Unlimited || !r.Drifts() {
 		return
 	}

@@ -229,10 +229,10 @@ func (c Collector) unlimited() (all []Unlimited) {
 	return all
 }
 
-// leastDeadline is the shortest store_deadline of the rules; 0: no rule limits anything.
+// leastDeadline is the shortest store_deadline of the rules that need the store; 0: there are none.
 func (c Collector) leastDeadline() (least time.Duration) {
 	for _, r := range c.Store.Rules().All() {
-		if d := r.Coordination.Deadline(); !r.Unlimited && (least == 0 || d < least) {
+		if d := r.Coordination.Deadline(); !r.Unlimited && !r.RefusesAll() && (least == 0 || d < least) {
 			least = d
 		}
 	}

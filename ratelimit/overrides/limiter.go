@@ -126,24 +126,18 @@ func (l *Limiter) derive(of *ratelimit.Rule, o *ratelimit.Override) *ratelimit.R
 	if o == nil {
 		return of
 	}
-	key := ruleKey{of, of.Limit.Under(o)}
-	key.limit.Ceiling = 0
+	is := of.Under(o) // counters, metadata and all else are those of the rule
+	key := ruleKey{of, is.Limit}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if is := l.rules[key]; is != nil {
-		return is
+	if known := l.rules[key]; known != nil {
+		return known
 	}
 	if l.rules == nil || len(l.rules) >= mostRules {
 		l.rules = map[ruleKey]*ratelimit.Rule{}
 	}
-	// Counters, metadata and all else are those of the rule.
-	is := *of
-	is.Limit = key.limit
-	if is.Limit.Requests == 0 { // an outage lifts no ban
-		is.Coordination.OnStoreFailure = ratelimit.FailClosed
-	}
-	l.rules[key] = &is
-	return &is
+	l.rules[key] = is
+	return is
 }
 
 // inForce is an ask under the rule in force.

@@ -86,9 +86,10 @@ func (x *limit) in(rule *ratelimit.Rule) *ratelimit.Override {
 }
 
 // counts is an override for a period, if it counts under a rule; else nil. A number for another period would be another
-// rate: a limit of 100 a day must not become 100 a second when the rule's unit changes.
+// rate: a limit of 100 a day must not become 100 a second when the rule's unit changes. A rule
+// without a limit admits all requests, whatever override their key has.
 func counts(o *ratelimit.Override, per string, rule *ratelimit.Rule) *ratelimit.Override {
-	if o.Bans() || rule.WhyNoOverrides() == "" && (o.Unlimited || per == rule.Limit.Per()) {
+	if o.Bans() && !rule.Unlimited || rule.WhyNoOverrides() == "" && (o.Unlimited || per == rule.Limit.Per()) {
 		return o
 	}
 	return nil
@@ -164,10 +165,13 @@ func (b *Book) Lifted(rules *config.Rules) (n int, one []string) {
 	return n, one
 }
 
-// Limit is the limit of a rule under an override; ok is false if it does not count under the rule.
-func (o *Override) Limit(rule *ratelimit.Rule) (l ratelimit.Limit, ok bool) {
+// Rule is a rule under an override; ok is false if it does not count under the rule.
+func (o *Override) Rule(rule *ratelimit.Rule) (is *ratelimit.Rule, ok bool) {
 	in := counts(&o.Override, o.Per, rule)
-	return rule.Limit.Under(in), in != nil
+	if in == nil {
+		return rule, false
+	}
+	return rule.Under(in), true
 }
 
 // Set sets the override of a key, or removes it if o is nil. It blocks until ctx is done at most, and returns the

@@ -141,7 +141,8 @@ func (down) Settle(context.Context, []account.Claim, []account.Grant) (
 	return e, at, errors.New("down")
 }
 
-// An outage of the store lifts no ban, whatever the rule says of outages.
+// An outage of the store lifts no ban, whatever the rule says of outages. What a larger override admits in it is no
+// peak of the rule's limit.
 func TestOutageAdmitsNoBannedKey(t *testing.T) {
 	for _, policy := range ratelimit.FailurePolicies {
 		n := newNode(t, strings.Replace(rules, "on_deny: refund", "on_store_failure: "+policy, 1))
@@ -158,6 +159,13 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 			n.Decide(ctx, 1, []ratelimit.Ask{n.ask(ratelimit.Spend, key, "another")}, v)
 			if v[0].OverLimit != (policy == "closed") {
 				t.Errorf("%s: %s=another has the verdict %+v", policy, key, v[0])
+			}
+			n.set(key, "more", "9000", 0)
+			more := n.ask(ratelimit.Spend, key, "more")
+			more.Cost = 90
+			n.Decide(ctx, 1, []ratelimit.Ask{more}, v)
+			if peak := more.Rule.Counters.Alone.Ever(); v[0].OverLimit != (policy == "closed") || peak > 1 {
+				t.Errorf("%s: %s=more is answered %+v, and the peak of the limit of 10 is %d", policy, key, v[0], peak)
 			}
 		}
 		end()
@@ -222,6 +230,15 @@ func TestChangedRulesLiftNoBan(t *testing.T) {
 		n.load("domain: d\ndescriptors:\n- " + rule + "\n")
 		if lifted, one := n.Lifted(n.rules); lifted != 1 || len(one) != 3 {
 			t.Errorf("under %s, %d bans are said to be lifted, such as %q", rule, lifted, one)
+		}
+		d := n.rules.Domain("d")
+		is, key := d.Match([]config.Entry{{Key: "fixed", Value: "ban"}}, nil)
+		o, _ := n.Get(key)
+		if is == nil {
+			continue
+		}
+		if _, counts := o.Rule(is); counts {
+			t.Errorf("under %s, which admits all, a ban is shown as in force", rule)
 		}
 	}
 }

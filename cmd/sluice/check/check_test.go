@@ -64,6 +64,10 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--details"); code != 0 || !strings.Contains(out, "d.a: 10 for each silent node") {
 		t.Errorf("--details: %d\n%s", code, out)
 	}
+	// An outage lifts no ban, whatever the rule says.
+	if code, out = checks(dir, "--override=a=x=0"); code != 0 || !strings.Contains(out, "d.a [a=x] 0 per day approx 0 0 0 0\n") {
+		t.Errorf("--override of 0: %d\n%s", code, out)
+	}
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
 		t.Errorf("on one node: %d\n%s", code, out)
 	}

@@ -71,9 +71,7 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	if why := found.WhyRefusesAll(&o); why != "" {
 		return nil, errors.New(why)
 	}
-	// The copy leaves the rule of the file as it is.
-	rule := *found
-	rule.Limit = found.Limit.Under(&o)
+	rule := found.Under(&o)
 	rule.Path += " [" + descriptor + "]"
-	return &rule, nil
+	return rule, nil
 }

@@ -49,7 +49,7 @@ func (f *regionFlags) declare(out io.Writer, rules *config.Rules, nodes int) err
 	var notes []string
 	far := false
 	for _, r := range rules.All() {
-		if r.Unlimited {
+		if r.Unlimited || r.RefusesAll() { // without the store
 			continue
 		}
 		name, c := r.FullName(), &r.Coordination

@@ -12,7 +12,8 @@ func TestRegions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	rule := func(coordination string) {
 		t.Helper()
-		text := "domain: d\ndescriptors:\n  - {key: k, coordination: " + coordination + ", rate_limit: {unit: minute, requests_per_unit: 6000}}\n"
+		text := "domain: d\ndescriptors:\n  - {key: k, coordination: " + coordination + ", rate_limit: {unit: minute, requests_per_unit: 6000}}\n" +
+			"  - {key: ban, rate_limit: {unit: minute, requests_per_unit: 0}}\n"
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

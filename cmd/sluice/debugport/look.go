@@ -135,9 +135,14 @@ func (v *look) remember(before *look) {
 
 // add adds the rule at another node. The maps that a node said stay as they are. add is for counts that are sums over
 // nodes. Worst is a sum, too: each node's worst key may be another one, so it is the most that one key can have.
+// Highest is no sum: each node's has the usage at all nodes.
 func (all *Rule) add(r *metrics.RuleState) {
 	all.Decisions += r.Decisions
 	all.Denied += r.Denied
+	all.Hits += r.Hits
+	all.Ended += r.Ended
+	all.Costless += r.Costless
+	all.Highest = max(all.Highest, r.Highest)
 	all.Admitted += r.Admitted
 	all.Near += r.Near
 	all.Beyond += r.Beyond

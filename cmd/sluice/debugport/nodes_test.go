@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -131,6 +132,31 @@ func TestTopShowsCauses(t *testing.T) {
 	}
 	if v.Failed != 10 || !slices.Equal(v.Nodes[0].Problems, state.Problems) {
 		t.Errorf("for programs, there are %v errors a second, and %v", v.Failed, v.Nodes[0].Problems)
+	}
+}
+
+// Whatever a node counts of a rule is summed, except what is of all nodes already.
+func TestCountsOfRulesAreSums(t *testing.T) {
+	var one metrics.RuleState
+	counts := reflect.ValueOf(&one).Elem()
+	for i := range counts.NumField() {
+		if f := counts.Field(i); f.CanUint() {
+			f.SetUint(1)
+		} else if f.CanInt() {
+			f.SetInt(1)
+		}
+	}
+	sum := Rule{RuleState: one}
+	sum.add(&one)
+	for i := range counts.NumField() {
+		name, f := counts.Type().Field(i).Name, reflect.ValueOf(sum.RuleState).Field(i)
+		want := 2
+		if slices.Contains([]string{"Tokens", "Declared", "Outage", "Highest", "Share", "DriftBudget"}, name) {
+			want = 1
+		}
+		if (f.CanUint() || f.CanInt()) && fmt.Sprint(f) != fmt.Sprint(want) {
+			t.Errorf("1 and 1 of %s at two nodes are shown as %v", name, f)
+		}
 	}
 }
 
