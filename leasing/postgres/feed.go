@@ -58,26 +58,23 @@ func (f Feed) Since(ctx context.Context, life string, after int64, n int) (p tab
 	if !f.prepared.Load() {
 		return p, errUnprepared
 	}
-	var last int64
-	// The second attempt finds the row, this node's or another's.
-	for p.Life == "" {
-		p, last, err = f.since(ctx, after, n)
+	// A later attempt finds the row, or the other life, of this node or of another.
+	for err == nil {
+		page, last, failed := f.since(ctx, after, n)
+		err = failed
 		switch {
 		case err != nil:
-		case p.Life == "": // there is no row, or no more
+		case page.Life == "": // there is no row, or no more
 			_, err = f.pool.Exec(ctx, beginFeedSQL, f.prefix)
-		case p.Life == life && last < after:
+		case page.Life == life && last < after:
 			_, err = f.pool.Exec(ctx, anotherFeedSQL, f.prefix, after)
-			p.Life = ""
-		}
-		if err != nil {
-			return table.Page{}, fmt.Errorf("postgres: %w", err)
+		case page.Life != life && after != 0:
+			return f.Since(ctx, page.Life, 0, n)
+		default:
+			return page, nil
 		}
 	}
-	if p.Life != life && after != 0 {
-		return f.Since(ctx, p.Life, 0, n)
-	}
-	return p, nil
+	return p, fmt.Errorf("postgres: %w", err)
 }
 
 // since reads one page, in any life; "": there is none yet. n records may be all, and More then costs one empty page.
