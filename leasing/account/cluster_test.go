@@ -137,6 +137,7 @@ func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
 func TestClusterWithANewMaster(t *testing.T) {
 	for name, lost := range map[string]bool{"keeps its data": false, "loses it": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			servers := redistest.Cluster(t, 2)
 			r := newClustered(t, servers, weekly(100))
 			size := clusterSlots / r.Partitions()
