@@ -9,7 +9,8 @@ import (
 )
 
 // Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
-// Older ones are deleted. All times are the server's, so the clocks of nodes do not matter. The batch is one
+// Older ones are deleted, and those that are later by as much: after the server's clock was set back, nodes that have
+// ended would count until then. All times are the server's, so the clocks of nodes do not matter. The batch is one
 // transaction.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
@@ -22,7 +23,8 @@ func (s *Store) Register(
 VALUES ($1, $2, $3, statement_timestamp())
 ON CONFLICT (prefix, name) DO UPDATE SET said = excluded.said, at = excluded.at`, s.prefix, node, text)
 	}
-	b.Queue(`DELETE FROM sluice_nodes WHERE prefix = $1 AND at < now() - $2::interval`, s.prefix, within)
+	b.Queue(`DELETE FROM sluice_nodes
+WHERE prefix = $1 AND at NOT BETWEEN now() - $2::interval AND now() + $2::interval`, s.prefix, within)
 	b.Queue(`SELECT name, said, extract(epoch FROM statement_timestamp() - at)::float8 FROM sluice_nodes
 WHERE prefix = $1`, s.prefix).Query(func(rows pgx.Rows) error {
 		var name, said string

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -195,6 +196,23 @@ func TestDrop(t *testing.T) {
 	n, _, err := s.Drop(t.Context(), now+49)
 	if left := server.Int("SELECT count(*) FROM sluice_accounts_0"); err != nil || n < 50 || left != 50 {
 		t.Errorf("%d were dropped, and %d are left: %v", n, left, err)
+	}
+}
+
+// A node whose last report is later than now has ended before the server's clock was set back.
+func TestNodesOfALaterClock(t *testing.T) {
+	server := pgtest.Start(t)
+	s := ledgertest.Prepared(t, Open, server.URL(), "t:")
+	for name, later := range map[string]string{"late": "1 hour", "near": "1 second", "old": "-1 hour"} {
+		server.Exec(`INSERT INTO sluice_nodes (prefix, name, said, at)
+VALUES ('t:', $1, 'text', now() + $2::interval)`, name, later)
+	}
+	var seen []string
+	see := func(node, _ string, _ time.Duration) { seen = append(seen, node) }
+	err := s.Register(t.Context(), "here", "text", time.Minute, see)
+	slices.Sort(seen)
+	if err != nil || !slices.Equal(seen, []string{"here", "near"}) {
+		t.Errorf("nodes are %v, %v", seen, err)
 	}
 }
 
