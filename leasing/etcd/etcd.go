@@ -314,12 +314,11 @@ func (s *Store) write(
 	if !ok {
 		return account.ErrLife
 	}
-	r, err := s.commit(ctx, c, nonce, changes)
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		// Another program revoked it: nothing was written, and all leases are granted again.
-		s.leases.forget()
+	var r *clientv3.TxnResponse
+	err := s.leased(func() (err error) {
 		r, err = s.commit(ctx, c, nonce, changes)
-	}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -337,6 +336,17 @@ func (s *Store) write(
 		}
 	}
 	return nil
+}
+
+// leased makes a write with leases. If another program has revoked one, nothing was written: all leases are granted
+// again, and it is made once more.
+func (s *Store) leased(write func() error) error {
+	err := write()
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		s.leases.forget()
+		err = write()
+	}
+	return err
 }
 
 // commit sends one transaction. Each record is compared and put by its own nested one: a record that another node has

@@ -195,6 +195,21 @@ func TestExpiry(t *testing.T) {
 	if made, err := s.Write(t.Context(), life, []account.Change{c}); err != nil || !made[0] {
 		t.Errorf("a lease that was revoked is not granted anew: %v", err)
 	}
+	recall := map[ratelimit.Holder][]string{1: {"k"}}
+	if err := s.Send(t.Context(), recall); err != nil {
+		t.Error(err)
+	}
+	server.With(func(ctx context.Context, c *clientv3.Client) error {
+		held, err := c.Get(ctx, recallsOf(1))
+		if err != nil {
+			return err
+		}
+		_, err = c.Revoke(ctx, clientv3.LeaseID(held.Kvs[0].Lease))
+		return err
+	})
+	if err := s.Send(t.Context(), recall); err != nil {
+		t.Errorf("a recall with a lease that was revoked: %v", err)
+	}
 	// A real one, of which the time comes.
 	server.With(func(ctx context.Context, c *clientv3.Client) error {
 		short, _ := leaseOf(now, over+6*narrowSlot, shareOf("short"))

@@ -47,7 +47,12 @@ func (s *Store) Send(ctx context.Context, names map[ratelimit.Holder][]string) e
 	if err != nil {
 		return err
 	}
-	ctx, now := clientv3.WithRequireLeader(ctx), s.now()
+	ctx = clientv3.WithRequireLeader(ctx)
+	return s.leased(func() error { return s.send(ctx, c, names) })
+}
+
+func (s *Store) send(ctx context.Context, c *clientv3.Client, names map[ratelimit.Holder][]string) error {
+	now := s.now()
 	lease, err := s.leases.of(ctx, c, now, now, 0) // a recall goes with records that end soon
 	if err != nil {
 		return err
