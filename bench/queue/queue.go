@@ -17,7 +17,7 @@ type event struct {
 	do   func()
 }
 
-// events implement [heap.Interface].
+// events implement [heap.Interface], which package heap calls: the first event is at 0.
 type events []*event
 
 func (e events) Len() int { return len(e) }

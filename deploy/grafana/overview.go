@@ -14,7 +14,7 @@ func highest(of string) string {
 const declaredNow = `(sluice_declared_outage_tokens{` + on + `} and on (` + by + `) ` + added + `) or` +
 	` (sluice_limit_tokens{` + on + `} + sluice_declared_over_admission_tokens{` + on + `} unless on (` + by + `) ` + added + `)`
 
-// added are the rules of which on_store_failure admitted tokens in a window of the last 30 s.
+// added selects rules: in a window of the last 30 s, on_store_failure admitted tokens.
 const added = `sum by (` + by + `) (sluice_worst_key_by_policy_tokens{` + on + `}) > 0`
 
 // overview is the first dashboard to open: which nodes run, and which problems there are.
@@ -24,7 +24,7 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 		{`sum (increase(sluice_windows_beyond_bound_total{` + in + `}[1h]))`, "beyond"},
 	}},
 	{"Highest window of one key, % of its limit", "Of the last 30 s: what decisions used, with what drift and on_store_failure admitted beyond, at all nodes. Above 100 % the limit was exceeded, as far as the rule declares.", "percent", false, false, []query{{highest("sluice_limit_tokens{" + on + "}"), "{{domain}}.{{rule}}"}}},
-	{"Highest window of one key, % of its declared worst case", "The same, of what the rule declares while the store works, or for a window with an outage, if on_store_failure admitted tokens. Rules with open are left out then. Above 100 % a promise is broken.", "percent", false, false, []query{{highest(declaredNow), "{{domain}}.{{rule}}"}}},
+	{"Highest window of one key, % of its declared worst case", "The same, of the rule's declared worst case. If on_store_failure admitted tokens, the number for an outage counts, and rules with open have none. Above 100 % a promise is broken.", "percent", false, false, []query{{highest(declaredNow), "{{domain}}.{{rule}}"}}},
 	{"Calls by result", "OK and over limit are decisions. For errors and shed calls, Envoy's failure_mode_deny decides.", "ops", true, false, []query{
 		{`sum by (code) (rate(sluice_answers_total{` + in + `}[$__rate_interval]))`, "{{code}}"},
 		{`sum (rate(ratelimit_service_should_rate_limit_error{` + in + `}[$__rate_interval]))`, "errors"},

@@ -230,15 +230,17 @@ func (l *Redis) enter(x *layout) {
 	l.joining.Lock()
 	defer l.joining.Unlock()
 	was := l.current.Load()
-	l.current.Store(x) // before it looks for losses, so that none is missed
 	if was == nil {
+		l.current.Store(x)
 		return
 	}
+	// A trip may look at a server as soon as the layout is current.
 	for _, s := range x.all {
 		if s.life.Load() == nil && !slices.Contains(was.all, s) {
 			s.kept.Store(&keptNames{all: x.carriedTo(s, was.all)})
 		}
 	}
+	l.current.Store(x) // before it looks for losses, so that none is missed
 	for part := range x.parts {
 		for _, s := range x.parts[part] {
 			if !slices.Contains(was.parts[part], s) && s.lostLately() {
