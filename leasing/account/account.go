@@ -1,6 +1,7 @@
 package account
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -9,9 +10,9 @@ import (
 // account is the ledger's state of a key in a window. The zero account is new. It is not safe for concurrent use, and
 // has no clock: the ledger's time comes with each message.
 type account struct {
-	// Invariant: sum is the total of all records, and at least 0.
+	// Invariant: sum is the total of all holders, also of those whose records are dropped, and at least 0.
 	sum tokens
-	// Invariant: spent is the usage of all records. The rest of the sum is in hand.
+	// Invariant: spent is the usage of all holders. The rest of the sum is in hand.
 	spent tokens
 	fence ratelimit.Fence // Invariant: each grant's is higher than all earlier ones
 
@@ -40,6 +41,9 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	if r != nil && c.Seq <= r.seq {
 		return Grant{Err: ErrOvertaken}
 	}
+	if r == nil || r.seq == 0 {
+		a.dropEarlier(c.Holder, now)
+	}
 	r = a.records.findOrAdd(c.Holder)
 	a.book(r, c)
 	g := Grant{At: now, Granted: a.grant(r, c, before)}
@@ -56,6 +60,26 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		g.Recalling = a.recallAll(c.Holder, now, ask)
 	}
 	return g
+}
+
+// settledAfter is the time after its last claim from which a record can be dropped. It is longer than a message can be
+// under way: Linux gives up a connection that its program has closed after some two minutes.
+const settledAfter = 10 * time.Minute
+
+// dropEarlier drops the records of a node's earlier names. Each time that a full table has dropped a key, the node uses
+// it under another name, and has spent what it took under the one before. Without this, an account would grow with each
+// return until its window ends. The sum keeps what was taken. A message of an earlier name that comes after all is
+// booked whole, once more. So a record below 0 stays: its refund would count twice.
+func (a *account) dropEarlier(h ratelimit.Holder, now instant) {
+	a.records = slices.DeleteFunc(a.records, func(r record) bool {
+		earlier := r.holder != h && r.holder>>namesOfANode == h>>namesOfANode
+		settled := r.seq > 0 && now.Sub(instant(r.fence)) >= settledAfter
+		if !earlier || !settled || r.taken < 0 {
+			return false
+		}
+		a.spent += r.inHand()
+		return true
+	})
 }
 
 // book copies the holder's totals into the record. A part of a refund is cut if the sum would fall below the tokens

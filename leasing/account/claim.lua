@@ -1,7 +1,7 @@
 -- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the
 -- previous one, of a sliding window. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
 -- claim: seq, spent, fence. "a" is the account's: spent, fence, asked, pause, least.
-local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
+local PARTS, AGAIN, RARELY, RECORD, SETTLED = 1000000, 10000, 1000000, 20, 600000000
 local own, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 -- 1. Outside its span, an account that is missing would be made anew, without its usage.
 if now < Begins or now >= Over then return nothing(OVER) end
@@ -27,6 +27,33 @@ local seq, told = unpacked(got[3], '<ddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, asked, pause, least = unpacked(got[4], '<ddddd')
 
+-- records reads those of all other holders: by name, the total, the usage that it has, and the time of the last claim.
+local function records()
+  local all, fields = {}, redis.call('HGETALL', KEYS[1])
+  for i = 1, #fields, 2 do
+    local kind, name = string.match(fields[i], '^([hc]):(.*)$')
+    if kind and name ~= ARGV[1] then
+      local r = all[name] or { total = 0, says = 0, last = now }
+      if kind == 'h' then r.total = integer(fields[i + 1]) end
+      if kind == 'c' then r.seq, r.says, r.last = unpacked(fields[i + 1], '<ddd') end
+      all[name] = r
+    end
+  end
+  return all
+end
+local function node(name) return string.sub(name, 1, 9) end
+
+-- dropEarlier, as in account.go: earlier names of the same node spent their totals. A record is younger than its window.
+local earlier = {}
+if not got[3] and now - Begins >= SETTLED then
+  for name, r in pairs(records()) do
+    if node(name) == node(ARGV[1]) and now - r.last >= SETTLED and r.total >= 0 then
+      spent = spent + r.total - r.says
+      table.insert(earlier, name)
+    end
+  end
+end
+
 -- 3. book, as in account.go: the stated total replaces the record (had), and told is the usage that the record had.
 local total = max(Taken, Spent)
 total = max(min(total, had + MOST - sum), had - MOST - sum)
@@ -44,22 +71,14 @@ total, says = total + grant, says + used
 sum, spent, fence = sum + grant, spent + used, max(fence + 1, now)
 local others = sum - spent - (total - says)
 
--- 5. recall: it reads all fields, and tells each other holder with tokens in hand, through its node. A total (h) less
--- its usage (c) is in hand. It returns the number of holders, on which the pause depends.
+-- 5. recall: it tells each other holder with tokens in hand, through its node. It returns the number of holders, on
+-- which the pause depends.
 local function recall()
-  local hand, n = {}, 1
-  local fields = redis.call('HGETALL', KEYS[1])
-  for i = 1, #fields, 2 do
-    local kind, name = string.match(fields[i], '^([hc]):(.*)$')
-    if kind == 'h' and name ~= ARGV[1] then n, hand[name] = n + 1, (hand[name] or 0) + integer(fields[i + 1]) end
-    if kind == 'c' and name ~= ARGV[1] then
-      local _, tells = unpacked(fields[i + 1], '<ddd')
-      hand[name] = (hand[name] or 0) - tells
-    end
-  end
-  for name, tokens in pairs(hand) do
+  local n = 1
+  for name, r in pairs(records()) do
+    n = n + 1
     -- An ACL may forbid the channel: then tokens come back when their leases end, and claims go on.
-    if tokens > 0 then redis.pcall('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1]) end
+    if r.total > r.says then redis.pcall('PUBLISH', 'sluice:recalled:' .. node(name), KEYS[1]) end
   end
   return n
 end
@@ -79,6 +98,7 @@ end
 local answer = reply(0, grant, total, sum + before, others, fence, now, recalling and 1 or 0)
 redis.call('HSET', KEYS[1], 'sum', text(sum), own, text(total), claimed, struct.pack('<ddd', Seq, says, fence),
   'a', struct.pack('<ddddd', spent, fence, asked, pause, least))
+for _, name in ipairs(earlier) do redis.call('HDEL', KEYS[1], 'h:' .. name, 'c:' .. name) end
 -- An existing account has its expiry already.
 if not got[1] then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
 return answer

@@ -233,18 +233,28 @@ func (k *kept) invariants(l *ratelimit.Limit) error {
 		return nil
 	}
 	a := &k.account
-	var sum, spent tokens
+	spent := a.dropped()
 	for i := range a.records {
 		r := &a.records[i]
-		sum, spent = sum+r.taken, spent+r.spent
+		spent += r.spent
 		if r.inHand() < 0 || r.fence > a.fence {
 			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
 		}
 	}
-	if spent != a.spent || sum != a.sum || sum < 0 {
-		return fmt.Errorf("%w: sum %d of records' %d, spent %d of %d", errInvariant, a.sum, sum, a.spent, spent)
+	if spent != a.spent || a.dropped() < 0 || a.sum < 0 {
+		return fmt.Errorf("%w: sum %d, dropped %d of it; spent %d of records' %d",
+			errInvariant, a.sum, a.dropped(), a.spent, spent)
 	}
 	return nil
+}
+
+// dropped is the part of the sum that no record has. It was spent.
+func (a *account) dropped() tokens {
+	sum := a.sum
+	for i := range a.records {
+		sum -= a.records[i].taken
+	}
+	return sum
 }
 
 // limitOf reads "100 a minute", "sliding 100 a minute", or "10 a second, burst 10".

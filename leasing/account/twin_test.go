@@ -26,8 +26,10 @@ type twins struct {
 	*pair
 	*rand.Rand
 	key  string
-	told []Claim // what each holder last said
-	met  map[string]int
+	told []Claim // what each node last said
+	// names count how often each node dropped the key. A node uses it under another name after that.
+	names []ratelimit.Holder
+	met   map[string]int
 }
 
 // Random messages through the scripts and plain draws, and through the code in Go: every answer is the same.
@@ -65,6 +67,7 @@ func newTwins(r *live, seed uint64, met map[string]int) *twins {
 	}
 	w.pair = paired(r, l)
 	w.told = make([]Claim, 2+w.IntN(6))
+	w.names = make([]ratelimit.Holder, len(w.told))
 	return w
 }
 
@@ -84,9 +87,11 @@ func (w *twins) play(steps int) error {
 	}
 	for at := range w.memory.records {
 		if key, of, ok := ParseName("", at); ok {
-			if err := w.same(of, w.memory.account(key, of)); err != nil {
+			k := w.memory.account(key, of)
+			if err := w.same(of, k); err != nil {
 				return err
 			}
+			w.met["dropped"] += int(one(k.dropped() > 0))
 		}
 	}
 	return nil
@@ -135,8 +140,12 @@ func (w *twins) size() tokens { return tokens(w.Int64N(2 + int64(w.limit.Capacit
 func (w *twins) next() Claim {
 	i := w.IntN(len(w.told))
 	last := &w.told[i]
+	if w.IntN(4) == 0 {
+		w.names[i]++
+		*last = Claim{}
+	}
 	c := Claim{
-		Key: w.key, Window: w.some(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
+		Key: w.key, Window: w.some(), Limit: w.limit, Holder: holderOf(i) + w.names[i], Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.size(), Want: w.size(), Unit: tokens(w.IntN(4)),
 	}
 	if c.bucket() {
@@ -173,9 +182,12 @@ func (w *twins) next() Claim {
 	return c
 }
 
+// holderOf is the first name of a node.
+func holderOf(node int) ratelimit.Holder { return 1<<63 + ratelimit.Holder(node)<<namesOfANode }
+
 // hear applies the answer at the holder. Sometimes the answer is lost.
 func (w *twins) hear(c *Claim, g *Grant) {
-	last := &w.told[c.Holder-0xabc0]
+	last := &w.told[(c.Holder-holderOf(0))>>namesOfANode]
 	last.Seq = max(last.Seq, c.Seq)
 	switch {
 	case g.Err != nil:
@@ -270,6 +282,11 @@ func TestPlantedScripts(t *testing.T) {
 		{"- sum + max(0, Taken - Spent))", "- sum)"},
 		{"local cut = max(0, had - total - sum + max(0, Taken - Spent))", "local cut = 0"},
 		{"if used < Need then used = used - used % Unit end", ""},
+		{"node(name) == node(ARGV[1]) and ", ""},
+		{" and now - r.last >= SETTLED and", " and"},
+		{" and r.total >= 0 then", " then"},
+		{"      spent = spent + r.total - r.says\n", ""},
+		{"if not got[3] and now - Begins", "if now - Begins"},
 		{"total, says = total + grant, says + used", "total, says = total + grant, says"},
 		{"spent, fence = sum + grant, spent + used,", "spent, fence = sum + grant, spent,"},
 		{"if since < 0 or since >= pause then", "if since >= pause then"},
