@@ -70,6 +70,24 @@ func TestRefundThatNeverLeft(t *testing.T) {
 	}
 }
 
+// Under a limit of 0, a bucket does not admit with tokens that a request left behind.
+func TestBanOfABucketWithTokensLeft(t *testing.T) {
+	s := newStage(t, 1, bucketOf(100, 100, ratelimit.Day), strict)
+	s.ask(0, "other", 1)
+	first, _ := s.hold(0, ask{Cost: 1})
+	answer, _ := s.nodes[0].book(s.batch(0))
+	s.limited(0)
+	second, v := s.hold(0, ask{Cost: 1})
+	leaves(s, first)
+	answer()
+	for second.Advance(s.now) {
+		s.goOn(time.Millisecond)
+	}
+	if !v.OverLimit {
+		t.Errorf("a limit of 0 admits %+v", v)
+	}
+}
+
 // What a slow store granted for requests that left comes back: of a bucket of a day, single tokens, too.
 func TestRequestsThatLeaveReturnTheirTokens(t *testing.T) {
 	for _, cost := range []tokens{1, 2} {

@@ -29,7 +29,8 @@ type Reply struct {
 func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 	// If the sum is above this request's limit, the tokens were taken under a larger limit, or there is debt: the
 	// ledger decides.
-	return e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand(now, a, v)
+	limit := a.Rule.Limit.Capacity()
+	return a.Cost <= limit && e.Sum <= limit && e.spendInHand(now, a, v)
 }
 
 func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
@@ -118,9 +119,11 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 // spendOrRefuse admits a request with tokens in hand, or refuses it by the last answer. Otherwise the ledger decides.
 func (e Entry) spendOrRefuse(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	// Tokens that were granted for a request are its own, whatever others have been refused since. If that request has
-	// left, they are those of others that wait.
-	granted := reply.Granted || e.Sum <= a.Rule.Limit.Capacity()
-	if granted && e.spendDue(now, a, v) || reply.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
+	// left, they are those of others that wait. A request of more than its limit has none: a bucket's sum, which is its
+	// burst less its level, says nothing of tokens from before a lower limit.
+	limit := a.Rule.Limit.Capacity()
+	granted := a.Cost <= limit && (reply.Granted || e.Sum <= limit)
+	if granted && (e.spendDue(now, a, v) || e.spendInHand(now, a, v)) {
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
