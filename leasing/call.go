@@ -147,38 +147,13 @@ func (c *call) decide(now instant, w *waiter) {
 	}
 }
 
-// lookLocked answers an ask by the key's state, or lets it wait for a flight. If its claim has been answered, it tells
-// Take what that brought:
-//
-//   - Granted: tokens, under a limit that is at most the ask's. They are the ask's own, whatever is refused since.
-//   - Last: another claim would change nothing. Less is left than the cost, or half of the time is over and others were
-//     recalled for a small limit.
+// lookLocked answers an ask by the key's state, or lets it wait for a flight.
 func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *waiter, certain bool) {
 	if !certain {
 		c.uncertainLocked(k, w, there)
 		return
 	}
-	// The claim that has just been answered included this ask. Without that, the answer says nothing about it.
-	var reply lease.Reply
-	if fl := w.counted; fl != nil && fl.err == nil {
-		if w.answered == 0 {
-			w.answered = now
-		}
-		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is
-		// left for the charge of the refusal.
-		late := now.Sub(w.answered) >= c.patience()/2
-		m := &fl.message.Claim // of a window that has ended, it decides nothing
-		reply.Waited = k.Asked(&fl.message)
-		// Requests of one key can have different limits: they bring their own, or the rules change.
-		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
-		reply.Granted = reply.Waited && fl.granted && judged <= limit
-		// Requests that waited together take what was granted in their order. The rest is refused, and claims no more.
-		// most is left for this ask by the answer: of the limit, with this node's own tokens and refunds, and tokens in
-		// hand of others.
-		most := judged - k.Sum + k.Unspent() + k.Returned() + fl.elsewhere
-		recalled := fl.recalling && (w.ask.Cost > most || late && !c.sizing(k.rule(), c.lane(k)).Ahead())
-		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > most || recalled)
-	}
+	reply := c.replyLocked(now, k, w)
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == lease.Asks {
 		// Neither the tokens in hand nor the last answer decide.
@@ -196,6 +171,52 @@ func (c *call) lookLocked(now instant, there *lease.LedgerClock, k entry, w *wai
 	w.finish(k)
 	// The ask may have used up the lease.
 	c.renewLocked(now, k)
+}
+
+// replyLocked tells Take what the claim of an ask brought; the zero Reply: nothing yet.
+//
+//   - Granted: tokens, under a limit that is at most the ask's. They are the ask's own, whatever is refused since.
+//   - Last: another claim would change nothing.
+//
+// Requests of one key can have different limits: they bring their own, or the rules change. A claim is judged by one of
+// them.
+func (c *call) replyLocked(now instant, k entry, w *waiter) (reply lease.Reply) {
+	// The claim included this ask. Otherwise its answer says nothing about it.
+	fl := w.counted
+	if fl == nil || fl.err != nil {
+		return reply
+	}
+	if w.answered == 0 {
+		w.answered = now
+	}
+	// Of a window that has ended, an answer decides nothing.
+	reply.Waited = k.Asked(&fl.message)
+	if !reply.Waited {
+		return reply
+	}
+	judged, limit := fl.message.Claim.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
+	reply.Granted = fl.granted && judged <= limit
+	reply.Last = judged >= limit && c.lastLocked(now, k, w, judged)
+	return reply
+}
+
+// lastLocked reports whether another claim would change nothing, after one that was judged by that limit. Requests that
+// waited together take what was granted in their order. The rest is refused, and claims no more.
+func (c *call) lastLocked(now instant, k entry, w *waiter, judged tokens) bool {
+	fl := w.counted
+	// left is what the answer leaves for this ask: of the limit, with this node's own tokens and refunds, and tokens in
+	// hand of others.
+	left := judged - k.Sum + k.Unspent() + k.Returned() + fl.elsewhere
+	switch {
+	case fl.refused:
+		return w.ask.Cost > left
+	case fl.recalling:
+		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is
+		// left for the charge of the refusal.
+		late := now.Sub(w.answered) >= c.patience()/2
+		return w.ask.Cost > left || late && !c.sizing(k.rule(), c.lane(k)).Ahead()
+	}
+	return false
 }
 
 // doubtLocked answers an ask that needs the ledger from this node's share or, in a young epoch, from its part.
