@@ -47,7 +47,7 @@ type FleetOptions struct {
 	RawNames bool
 
 	// Callbacks. They must not block.
-	OnFailure func(error) // of a round trip; called often
+	OnFailure func(error) // of a round trip, or of a message in it; called often
 	OnWarning func(error) // of an invalid answer, and of accounts that the ledger has lost
 	// OnAudit receives each answer to a message of an audited rule, before its tokens are spent.
 	OnAudit func(*ratelimit.Rule, *account.Claim, *account.Grant)
