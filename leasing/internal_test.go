@@ -273,6 +273,9 @@ func TestLateReportsAreBounded(t *testing.T) {
 	if kept := n.stats.late.Load(); kept != mostLate-1 {
 		t.Errorf("after the end of one, %d late reports are tried on", kept)
 	}
+	n.Release()
+	n.after = func(time.Duration, func()) { t.Error("a node that has ended tries a late report again") }
+	n.retryLate(reports[1])
 }
 
 // A request without room in the queue counts as that: neither as an error of the store nor as its breaker.
