@@ -262,8 +262,8 @@ func TestIdleLeasesMakeRoom(t *testing.T) {
 	}
 }
 
-// A key that comes back to a full table again and again has the records of a few minutes in its account, and all usage:
-// also if its messages would all be draws, without tokens in hand to give back.
+// A key that comes back to a full table again and again has the records of a few minutes in its account, and all usage.
+// That is so without tokens in hand to give back, too, when its messages would all be draws.
 func TestAccountsOfReturningKeysStaySmall(t *testing.T) {
 	for _, size := range []string{"auto", "1"} {
 		accountsStaySmall(newStage(t, 0, fixed(1_000_000, ratelimit.Day), fields{"lease.size": size}))
