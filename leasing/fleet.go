@@ -158,14 +158,21 @@ func (f *Fleet) openLanes() {
 // SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock]. If the ledger has answered, they have
 // the ledger's windows: with those of a wall clock that differs, a node would admit its part twice in one of these.
 func (f *Fleet) SyncClock(now instant, wall time.Time) {
+	if at := f.LedgerTime(now); at != 0 {
+		wall = time.UnixMicro(int64(at))
+	}
+	f.alone.SyncClock(now, wall)
+}
+
+// LedgerTime is the ledger's time at an instant, by the first part that has answered; 0: none has.
+func (f *Fleet) LedgerTime(now instant) ledgerTime {
 	for i := range f.lanes {
 		if there := f.lanes[i].time(); there.At != 0 {
 			early, _ := there.Between(now)
-			wall = time.UnixMicro(int64(early))
-			break
+			return early
 		}
 	}
-	f.alone.SyncClock(now, wall)
+	return 0
 }
 
 // Alone is this node's own budgets for outages.

@@ -112,7 +112,11 @@ func TestLocalPartsOfSlowBuckets(t *testing.T) {
 func TestLocalWindowsAreTheStores(t *testing.T) {
 	for _, ahead := range []time.Duration{0, 30 * time.Minute, -30 * time.Minute} {
 		s := newStage(t, 2, fixed(100, ratelimit.Hour), fields{"on_store_failure": "local"})
+		before := s.nodes[0].LedgerTime(s.now)
 		s.ask(0, "other", 1)
+		if at := s.nodes[0].LedgerTime(s.now); before != 0 || s.time().Sub(at).Abs() > time.Second {
+			t.Errorf("at %d, the ledger's time is %d, and %d before its first answer", s.time(), at, before)
+		}
 		s.down(true)
 		s.jump(-time.Second) // no answer is about this window
 		admitted := tokens(0)
