@@ -200,8 +200,8 @@ func (f *Fleet) note(s shortage) {
 }
 
 // takeShort returns the accounts to look at, once. While an epoch is young, totals are stated again, and there is none.
-// Nor is there one of a part that does not answer: its looks would wait for a second each, and those at other parts with
-// them.
+// Nor is there one of a part that does not answer: its looks would wait for a second each, and so would those at other
+// parts.
 func (f *Fleet) takeShort(now instant) (all []shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()

@@ -365,7 +365,8 @@ func TestConfigMapIsReadAsAWhole(t *testing.T) {
 			errs = append(errs, os.WriteFile(filepath.Join(dir, set, fmt.Sprint(i)), []byte(set), 0o600))
 		}
 		<-begun
-		return errors.Join(append(errs, os.Rename(data+"2", data), os.RemoveAll(filepath.Join(dir, fmt.Sprint("..", n-1))))...)
+		old := filepath.Join(dir, fmt.Sprint("..", n-1))
+		return errors.Join(append(errs, os.Rename(data+"2", data), os.RemoveAll(old))...)
 	}
 	begun := make(chan struct{}, 1)
 	begun <- struct{}{}
