@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,8 +178,8 @@ func (b *batch) count(grants []account.Grant, err error) {
 	f.stats.claims.Add(uint64(len(grants)))
 	if err != nil {
 		f.stats.failed.Add(1)
-		f.OnFailure(err)
 	}
+	failed := err
 	for i := range grants {
 		g := &grants[i]
 		f.stats.claimsBy[b.of[i].reason()].Add(1)
@@ -188,9 +189,14 @@ func (b *batch) count(grants []account.Grant, err error) {
 			f.OnWarning(g.Err)
 		case errors.Is(g.Err, account.ErrOvertaken):
 			f.stats.stale.Add(1)
+		case g.Err != nil && !retried(g.Err): // the store refuses this message alone, such as a script, without memory
+			failed = cmp.Or(failed, g.Err)
 		case g.Granted > 0:
 			f.stats.leaseSizes.Observe(int64(g.Granted))
 		}
+	}
+	if failed != nil {
+		f.OnFailure(failed)
 	}
 }
 

@@ -58,7 +58,8 @@
 // # Keys that leave the table
 //
 // A node drops a key only if the ledger has its total, without tokens in hand or drift. The key returns under another
-// name of the holder. The ledger drops records of earlier names after a while, and keeps what they took. When its
-// window ends, a node states its total to the old account, if the ledger may have another: a late report. Its Seq is
-// above all others, so that no claim in flight replaces it.
+// name of the holder. The ledger drops records of earlier names after a while, and keeps what they took. Only claims
+// tell it the time of a record, so with a full table the first message about an account is a claim. When its window
+// ends, a node states its total to the old account, if the ledger may have another: a late report. Its Seq is above all
+// others, so that no claim in flight replaces it.
 package leasing

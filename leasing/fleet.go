@@ -47,7 +47,7 @@ type FleetOptions struct {
 	RawNames bool
 
 	// Callbacks. They must not block.
-	OnFailure func(error) // of a round trip; called often
+	OnFailure func(error) // of a round trip, or of a message in it; called often
 	OnWarning func(error) // of an invalid answer, and of accounts that the ledger has lost
 	// OnAudit receives each answer to a message of an audited rule, before its tokens are spent.
 	OnAudit func(*ratelimit.Rule, *account.Claim, *account.Grant)
@@ -158,14 +158,21 @@ func (f *Fleet) openLanes() {
 // SyncClock is for the budgets of this node alone; see [local.Limiter.SyncClock]. If the ledger has answered, they have
 // the ledger's windows: with those of a wall clock that differs, a node would admit its part twice in one of these.
 func (f *Fleet) SyncClock(now instant, wall time.Time) {
+	if at := f.LedgerTime(now); at != 0 {
+		wall = time.UnixMicro(int64(at))
+	}
+	f.alone.SyncClock(now, wall)
+}
+
+// LedgerTime is the ledger's time at an instant, by the first part that has answered; 0: none has.
+func (f *Fleet) LedgerTime(now instant) ledgerTime {
 	for i := range f.lanes {
 		if there := f.lanes[i].time(); there.At != 0 {
 			early, _ := there.Between(now)
-			wall = time.UnixMicro(int64(early))
-			break
+			return early
 		}
 	}
-	f.alone.SyncClock(now, wall)
+	return 0
 }
 
 // Alone is this node's own budgets for outages.

@@ -122,6 +122,10 @@ func (m *keyMessage) write(f *Fleet, q *lease.Asking, there *lease.LedgerClock) 
 		return account.Claim{}, false
 	}
 	k.use.flight = m
+	if k.LastAnswer == 0 && s.keys.Len() >= s.keys.Limit() {
+		// The key may come and go. Only claims have the ledger drop the records of its earlier names.
+		k.Restate()
+	}
 	m.rule, m.beyond = k.rule(), k.Excess
 	// The number is the shard's, so that a key needs none of its own.
 	s.seq++

@@ -83,6 +83,25 @@ func TestLeasesOfManyKeysAreReclaimed(t *testing.T) {
 	})
 }
 
+// Accounts of a part that does not answer wait for it: looks at them would delay those at other parts.
+func TestDeadPartDelaysNoReclaim(t *testing.T) {
+	n, _ := driven(10)
+	n.Divide(parted{})
+	for _, key := range []string{"0", "10"} {
+		n.note(shortage{claim: account.Claim{Key: key, Window: 1}})
+	}
+	for range 3 {
+		n.lanes[1].Failure(n.clock(), 0)
+	}
+	if all := n.takeShort(n.clock()); len(all) != 1 || all[0].claim.Key != "10" {
+		t.Errorf("with a dead part, the looks are at %+v", all)
+	}
+	n.lanes[1].Success()
+	if all := n.takeShort(n.clock()); len(all) != 1 || all[0].claim.Key != "0" {
+		t.Errorf("when the part answers, the looks are at %+v", all)
+	}
+}
+
 // distant is a store of another region.
 type distant struct{ *account.Memory }
 
@@ -273,6 +292,9 @@ func TestLateReportsAreBounded(t *testing.T) {
 	if kept := n.stats.late.Load(); kept != mostLate-1 {
 		t.Errorf("after the end of one, %d late reports are tried on", kept)
 	}
+	n.Release()
+	n.after = func(time.Duration, func()) { t.Error("a node that has ended tries a late report again") }
+	n.retryLate(reports[1])
 }
 
 // A request without room in the queue counts as that: neither as an error of the store nor as its breaker.

@@ -93,14 +93,16 @@ func (f *Fleet) reportLate(l *lateReport) {
 	}
 }
 
-// retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
+// retryLate repeats a late report later. After lateTries it is lost, or when its account is over. A node that has ended
+// tries none: timers would keep it in memory for up to a window.
 func (f *Fleet) retryLate(l *lateReport) {
 	pause := SweepEvery << min(l.tries, lateDoublings)
 	l.tries++
 	if l.tries == lateTries {
 		f.stats.late.Add(1)
 	}
-	if l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate {
+	again := l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate
+	if again && !f.ended.Load() {
 		f.after(pause, func() { f.reportLate(l) })
 		return
 	}

@@ -172,11 +172,9 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		}
 	}
 	f.drop(now, a.Key)
-	// Under a name that is used once: a holder that refunds the charges of others.
-	c := account.Claim{
-		Key: name, Window: w, Limit: rule.Limit,
-		Holder: f.name + ratelimit.Holder(f.newAlias(&ratelimit.Rule{})), Seq: 1,
-	}
+	// A holder that refunds the charges of others. Its name is used once, and is no node's. Otherwise the ledger would
+	// drop this node's own record as one of an earlier name, and the next statement of its total would charge it again.
+	c := account.Claim{Key: name, Window: w, Limit: rule.Limit, Holder: account.NewHolder(), Seq: 1}
 	var err error
 	if rule.Limit.Algorithm == ratelimit.SlidingWindow {
 		was := c

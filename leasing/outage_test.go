@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
@@ -111,7 +112,11 @@ func TestLocalPartsOfSlowBuckets(t *testing.T) {
 func TestLocalWindowsAreTheStores(t *testing.T) {
 	for _, ahead := range []time.Duration{0, 30 * time.Minute, -30 * time.Minute} {
 		s := newStage(t, 2, fixed(100, ratelimit.Hour), fields{"on_store_failure": "local"})
+		before := s.nodes[0].LedgerTime(s.now)
 		s.ask(0, "other", 1)
+		if at := s.nodes[0].LedgerTime(s.now); before != 0 || s.time().Sub(at).Abs() > time.Second {
+			t.Errorf("at %d, the ledger's time is %d, and %d before its first answer", s.time(), at, before)
+		}
 		s.down(true)
 		s.jump(-time.Second) // no answer is about this window
 		admitted := tokens(0)
@@ -214,6 +219,24 @@ func TestLocalContinuesFromTheSum(t *testing.T) {
 		s.now = s.now.Add(30*time.Minute + 10*time.Second)
 		if n := spent(); n < c.later-1 || n > c.later+1 {
 			t.Errorf("%v: %d pass in the next window, want %d", c.algorithm, n, c.later)
+		}
+	}
+}
+
+// A message that the store refuses alone is a failure, though its round trip has an answer: a full Redis reads its time.
+// An answer that only came too late is none.
+func TestRefusedMessageIsAFailure(t *testing.T) {
+	for refusal, failures := range map[error]int{errDown: 1, account.ErrOvertaken: 0, account.ErrOver: 0} {
+		s := newStage(t, 1, fixed(100, ratelimit.Hour), nil)
+		s.ask(0, "other", 1)
+		told := 0
+		s.nodes[0].OnFailure = func(error) { told++ }
+		s.hold(0, ask{Cost: 1})
+		b := s.batch(0)
+		epoch, at, _ := s.ledger.Settle(t.Context(), nil, nil)
+		b.Answer(epoch, at, []account.Grant{{Err: refusal}})
+		if told != failures {
+			t.Errorf("%v: %d failures, must be %d", refusal, told, failures)
 		}
 	}
 }

@@ -200,11 +200,14 @@ func (f *Fleet) note(s shortage) {
 }
 
 // takeShort returns the accounts to look at, once. While an epoch is young, totals are stated again, and there is none.
+// Nor is there one of a part that does not answer: its looks would wait for a second each, and so would those at other
+// parts.
 func (f *Fleet) takeShort(now instant) (all []shortage) {
 	f.reclaim.mu.Lock()
 	defer f.reclaim.mu.Unlock()
 	for of, s := range f.reclaim.short {
-		if _, young := f.laneOf(of.key).young(now); !young {
+		l := f.laneOf(of.key)
+		if _, young := l.young(now); !young && !l.Open() {
 			all = append(all, s)
 			delete(f.reclaim.short, of)
 		}

@@ -466,6 +466,18 @@ func TestResetAndRefusalsOfOthers(t *testing.T) {
 	}
 }
 
+// A reset also counts long after the last claim of its node: the ledger must not take the node's record for an old one.
+func TestResetAfterARest(t *testing.T) {
+	s := newStage(t, 2, fixed(100, ratelimit.Hour), nil)
+	s.takesAll("k")
+	s.goOn(15 * time.Minute)
+	s.reset(0)
+	s.goOn(time.Second)
+	if n := s.takesAll("k"); n != 100 {
+		t.Errorf("after a reset %d of 100 are admitted", n)
+	}
+}
+
 // A view of a sliding window counts its part of the previous one, which a reset also clears.
 func TestResetOfASlidingWindow(t *testing.T) {
 	s := newStage(t, 1, limitOf(ratelimit.SlidingWindow, 100, ratelimit.Minute), nil)

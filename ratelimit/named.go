@@ -43,9 +43,10 @@ func (b *NameBudget) give(n int) {
 	}
 }
 
-// Restore gives back the names of counters that are not used any more.
+// Restore gives back the names of counters that are not used any more. Requests that have begun before may still count
+// there, under no new name.
 func (b *NameBudget) Restore(c *RuleCounters) {
-	if all := c.names.Load(); all != nil {
+	if all := c.names.Swap(&names{other: new(RuleCounters), closed: true}); all != nil {
 		b.give(len(all.by))
 	}
 }
@@ -53,8 +54,9 @@ func (b *NameBudget) Restore(c *RuleCounters) {
 // names counts by name. It is immutable: a new name makes a copy, at most MaxNames times, so that it is read without a
 // lock.
 type names struct {
-	by    map[string]*RuleCounters
-	other *RuleCounters
+	by     map[string]*RuleCounters
+	other  *RuleCounters
+	closed bool // there are no new names
 }
 
 // Named returns the counters of one name below these, or of OtherName if there are too many. It allocates when a name
@@ -63,16 +65,16 @@ func (c *RuleCounters) Named(name []byte) *RuleCounters {
 	for {
 		all := c.names.Load()
 		if all == nil {
-			c.names.CompareAndSwap(nil, &names{map[string]*RuleCounters{}, new(RuleCounters)})
+			c.names.CompareAndSwap(nil, &names{by: map[string]*RuleCounters{}, other: new(RuleCounters)})
 			continue
 		}
 		if n := all.by[string(name)]; n != nil {
 			return n
 		}
-		if len(name) > MaxNameLen || len(all.by) >= MaxNames || !c.Budget.take() {
+		if all.closed || len(name) > MaxNameLen || len(all.by) >= MaxNames || !c.Budget.take() {
 			return all.other
 		}
-		more := &names{maps.Clone(all.by), all.other}
+		more := &names{by: maps.Clone(all.by), other: all.other}
 		more.by[string(name)] = new(RuleCounters)
 		if !c.names.CompareAndSwap(all, more) {
 			c.Budget.give(1) // another was faster

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -43,6 +44,7 @@ type decider struct {
 
 	shared    store.Store   // of all limits; nil: there is none
 	record    *audit.Record // of audited rules; nil: there is none
+	storeTime wallTime      // the store's, 0 if it is not known yet; nil: there is no store
 	overrides *overrides.Book
 }
 
@@ -111,6 +113,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		s.OnAudit = events.Answer
 	}
 	d.NodeLimiter = s.Fleet
+	d.storeTime = s.LedgerTime
 	d.slots = s.slots
 	d.shared = opened
 	d.record = events
@@ -157,12 +160,15 @@ func seatNote(seat func() (int, bool)) func() string {
 }
 
 // audit has the decisions of the limiter recorded, if there is a record. The record is written before an answer is
-// given, by the decisions' limiter. Its loop runs as long as the limiter does.
+// given, by the decisions' limiter. Its loop runs as long as the limiter does. Decisions without an account are in the
+// windows of the store, whose other events are there, as soon as its time is known.
 func (d *decider) audit(here wallTime) {
 	if d.record == nil {
 		return
 	}
-	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holder, here)
+	a := audit.NewDecisions(d.NodeLimiter, d.record, d.who.holder, func(now ratelimit.Instant) ratelimit.LedgerTime {
+		return cmp.Or(d.storeTime(now), here(now))
+	})
 	d.NodeLimiter = a
 	d.beside(a.Run)
 }

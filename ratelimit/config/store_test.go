@@ -354,6 +354,46 @@ func TestTreeIsReadAsAWhole(t *testing.T) {
 	}
 }
 
+// So is a ConfigMap, whose set of before is removed. It is swapped once in each read here.
+func TestConfigMapIsReadAsAWhole(t *testing.T) {
+	dir := t.TempDir()
+	data := filepath.Join(dir, "..data")
+	swap := func(n int, begun <-chan struct{}) error {
+		set := fmt.Sprint("..", n)
+		errs := []error{os.Mkdir(filepath.Join(dir, set), 0o700), os.Symlink(set, data+"2")}
+		for i := range 20 {
+			errs = append(errs, os.WriteFile(filepath.Join(dir, set, fmt.Sprint(i)), []byte(set), 0o600))
+		}
+		<-begun
+		old := filepath.Join(dir, fmt.Sprint("..", n-1))
+		return errors.Join(append(errs, os.Rename(data+"2", data), os.RemoveAll(old))...)
+	}
+	begun := make(chan struct{}, 1)
+	begun <- struct{}{}
+	errs := []error{swap(0, begun)}
+	for i := range 20 {
+		errs = append(errs, os.Symlink(fmt.Sprint("..data/", i), filepath.Join(dir, fmt.Sprint(i))))
+	}
+	const reads = 200
+	var swaps sync.WaitGroup
+	swaps.Go(func() {
+		for n := range reads {
+			errs = append(errs, swap(n+1, begun))
+		}
+	})
+	for range reads {
+		begun <- struct{}{}
+		texts, err := (&Tree{Path: dir}).Read()
+		if err != nil || len(texts) != 20 || string(texts[0].Data) != string(texts[19].Data) {
+			t.Errorf("%d files, of several sets: %v", len(texts), err)
+		}
+	}
+	swaps.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
 // A swap of the root leaves no directory of before watched: a process may watch only so many.
 func TestOnlyRulesInUseAreWatched(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())

@@ -43,16 +43,24 @@ type Tree struct {
 	last atomic.Value
 }
 
-// Read implements [Source]. A directory without files is not an error.
+// readsMost bounds the reads of a tree that is swapped meanwhile, each time.
+const readsMost = 5
+
+// Read implements [Source]. A directory without files is not an error. A tree that is swapped meanwhile is read again:
+// files of two sets are none, and a file may be missing because the old set is removed.
 func (t *Tree) Read() ([]Text, error) {
-	to := t.swapped() // before files are read: a swap meanwhile is a change
-	w := t.walk()
-	err := w.all()
-	if err != nil {
-		to = ""
+	for read := 1; ; read++ {
+		to := t.swapped() // before files are read: a swap meanwhile is a change
+		w := t.walk()
+		err := w.all()
+		if err != nil {
+			to = ""
+		}
+		t.last.Store(to)
+		if !w.swapped() || read == readsMost {
+			return w.files, err
+		}
 	}
-	t.last.Store(to)
-	return w.files, err
 }
 
 // String is the path.
@@ -107,18 +115,20 @@ func resolveLinks(path string) string {
 }
 
 func (t *Tree) walk() treeWalk {
-	return treeWalk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
+	return treeWalk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}, links: map[string]string{}}
 }
 
 // treeWalk reads a tree. It stops at the first error or bound: then nothing is loaded, because a part of the rules is
 // none.
 type treeWalk struct {
-	tree  *Tree
-	caps  Caps
-	top   string          // the real path of the directory
-	seen  map[string]bool // real paths of directories
-	count int             // names looked at, of directories and files
-	bytes int             // of files
+	tree *Tree
+	caps Caps
+	top  string          // the real path of the directory
+	seen map[string]bool // real paths of directories
+	// links lead to sets of files, which are swapped as a whole. It has their targets at the time of the walk.
+	links map[string]string
+	count int // names looked at, of directories and files
+	bytes int // of files
 	files []Text
 	dirs  []string
 	// dirsOnly leaves files unread.
@@ -138,11 +148,22 @@ func (w *treeWalk) all() error {
 		if err != nil {
 			return fmt.Errorf("config directory: %w", err)
 		}
+		w.links[path] = w.top
 		return w.dir(w.top)
 	}
 	data, err := w.read(path)
 	w.files = []Text{{Name: filepath.Base(path), Data: data}}
 	return err
+}
+
+// swapped reports whether a link has another target by now.
+func (w *treeWalk) swapped() bool {
+	for link, to := range w.links {
+		if resolveLinks(link) != to {
+			return true
+		}
+	}
+	return false
 }
 
 // dir reads a directory and all below it, each real one once: links can form cycles. Kubernetes mounts a ConfigMap as
@@ -157,6 +178,8 @@ func (w *treeWalk) dir(path string) error {
 	}
 	w.seen[real] = true
 	w.dirs = append(w.dirs, path)
+	data := filepath.Join(real, "..data")
+	w.links[data] = resolveLinks(data)
 	names, err := w.names(path)
 	if err != nil {
 		return err

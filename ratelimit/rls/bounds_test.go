@@ -374,6 +374,19 @@ descriptors: [{key: named, value_to_metric: true, rate_limit: {unit: day, reques
 	}
 }
 
+// Requests that a reload has overtaken take no names from others: their rule is gone, and gives nothing back again.
+func TestReplacedCountersTakeNoNames(t *testing.T) {
+	places := ratelimit.NewNameBudget(2)
+	old, next := &ratelimit.RuleCounters{Budget: places}, &ratelimit.RuleCounters{Budget: places}
+	old.Named([]byte("a"))
+	places.Restore(old)
+	old.Named([]byte("late"))
+	next.Named([]byte("b"))
+	if next.Named([]byte("c")) == next.Named([]byte("beyond the places")) {
+		t.Error("a name of counters that are not used any more has the place of another")
+	}
+}
+
 // Whatever the bytes, an answer or an error comes back; what is answered was read
 // as protobuf's own decoder reads it; and no budget gives more than its limit.
 //

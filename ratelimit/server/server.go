@@ -62,12 +62,15 @@ type Streams interface {
 
 // Server serves until it is drained. ready is the last SetHealthy, and drains wins over it.
 type Server struct {
-	options   Options
-	log       *slog.Logger
-	port      *transport.Port
-	health    *health.Server
-	ready     atomic.Bool
-	drains    atomic.Bool // it is not ready again
+	options Options
+	log     *slog.Logger
+	port    *transport.Port
+	health  *health.Server
+	ready   atomic.Bool
+	drains  atomic.Bool // it is not ready again
+	// ending is done when calls that do not end by themselves are to end.
+	ending    context.Context
+	end       context.CancelFunc
 	https     []*http.Server
 	listeners []net.Listener // of the HTTP servers, and of gRPC last
 	calls     gate
@@ -80,7 +83,8 @@ var healthServices = []string{"", "ratelimit"}
 // the gRPC port is closed again until Open (gate). After an error no port is open.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	services := &transport.Services{Codec: wire.Codec(), Around: fewReflections(), Spans: o.Spans}
+	v.ending, v.end = context.WithCancel(context.Background())
+	services := &transport.Services{Codec: wire.Codec(), Around: v.endsWatches(fewReflections()), Spans: o.Spans}
 	s.Register(services)
 	if o.Streams != nil {
 		o.Streams.Register(services)
@@ -121,6 +125,18 @@ const (
 	reflections    = 8
 	reflectionTime = 10 * time.Second
 )
+
+// endsWatches has health watches end with a drain, which would wait for them until the grace time is over.
+func (v *Server) endsWatches(next grpc.StreamServerInterceptor) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		if info.FullMethod == healthpb.Health_Watch_FullMethodName {
+			if talk, ok := transport.Converse(stream.Context()); ok {
+				defer context.AfterFunc(v.ending, talk.End)()
+			}
+		}
+		return next(srv, stream, info, handle)
+	}
+}
 
 // fewReflections bounds streams of reflection.
 func fewReflections() grpc.StreamServerInterceptor {
@@ -343,6 +359,7 @@ func (v *Server) drain(hurry context.Context) {
 	if v.options.Streams != nil {
 		v.options.Streams.Drain()
 	}
+	v.end()
 	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
 	defer cancel()
 	// GracefulStop has no time of its own: after the grace time Stop cuts off the rest.

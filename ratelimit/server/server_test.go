@@ -191,10 +191,10 @@ func TestHealthPaths(t *testing.T) {
 	}
 }
 
-// While a node drains, the last look at its store may still end well.
+// While a node drains, the last look at its store may still end well. A watch of its health ends with the drain.
 func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
 	o := local()
-	o.DrainTime = time.Hour
+	o.DrainTime, o.GraceTime = time.Hour, time.Hour
 	v, err := newServer(t, o)
 	if err != nil {
 		t.Fatal(err)
@@ -205,6 +205,13 @@ func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
 	v.Open()
 	go func() { done <- v.Serve(drain, hurry) }()
 	v.SetHealthy(true)
+	watch, err := healthpb.NewHealthClient(client(t, v)).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
 	drained()
 	health := func() int {
 		w := httptest.NewRecorder()
@@ -217,8 +224,13 @@ func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
 		t.Errorf("/healthcheck of a node that drains: %d, want 500", got)
 	}
 	rush()
-	if err := <-done; err != nil {
-		t.Error(err)
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the drain waits for a watch")
 	}
 }
 
