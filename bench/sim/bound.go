@@ -252,11 +252,6 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		}
 		if its {
 			most += b.untold(k, &b.forgets[i])
-			if own.Limit.Algorithm == ratelimit.SlidingWindow {
-				// A declared gap: nodes restate the current window, but not the previous one, which counts, too. Until a node
-				// restates it, it can be granted once more. Without this, seed 1014078 fails.
-				most += capacity
-			}
 		}
 	}
 	// After a step of the clock, another account may count in the same window of time.

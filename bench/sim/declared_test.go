@@ -71,21 +71,23 @@ func TestDeclaredStoreOps(t *testing.T) {
 // nodes crash with unreported usage. Without a crash, the excess is at most the drift budget.
 func TestDeclaredOver(t *testing.T) { declaredOver(t, "slow", "silent") }
 
-// A store that loses its data costs what is declared: keys are used up when it does, and demand goes on.
+// A store that loses its data costs what is declared: keys are used up when it does, as they were in the window before,
+// and demand goes on.
 func TestDeclaredLoss(t *testing.T) { declaredOver(t, "loss") }
 
 func declaredOver(t *testing.T, names ...string) {
 	faults := map[string][]Fault{
 		"slow":   {{At: 2 * time.Second, Kind: Slow, For: 50 * time.Millisecond}},
 		"silent": {{At: 3300 * time.Millisecond, Kind: Crash, Node: 0}, {At: 3700 * time.Millisecond, Kind: Crash, Node: 2}},
-		"loss":   {{At: 20 * time.Second, Kind: Amnesia}},
+		"loss":   {{At: 32 * time.Second, Kind: Amnesia}}, // in the second window
 	}
 	for _, name := range names {
 		over := ratelimit.Tokens(0)
 		for way, r := range everyWay(t, 600, map[string]string{"on_store_failure": "closed"}) {
 			rate := map[string]float64{"slow": 72, "silent": 72, "loss": 120}[name]
+			start := map[string]time.Duration{"loss": 40 * time.Second}[name]
 			result := played(t, Options{
-				Seed: 1, Nodes: 4, Rule: r, Net: near, Load: load.Load{Rate: rate, Keys: 2, Length: 40 * time.Second}, Faults: faults[name],
+				Seed: 1, Nodes: 4, Rule: r, Net: near, Start: start, Load: load.Load{Rate: rate, Keys: 2, Length: 55 * time.Second}, Faults: faults[name],
 			})
 			declared := declare.Of(r, 4, declare.SharedStore)
 			most := declared.Over.Drift

@@ -262,13 +262,9 @@ func (e *envoys) forgot() {
 	if e.Storeless {
 		return
 	}
-	l := &e.Rule.Limit
 	n := declare.Of(e.Rule, len(e.nodes), declare.SharedStore).OnLoss
 	if slices.ContainsFunc(e.Faults, func(f Fault) bool { return f.Kind == Crash }) {
-		n = l.Capacity()
-	}
-	if l.Algorithm == ratelimit.SlidingWindow { // see bound.of
-		n += l.Capacity()
+		n += e.Rule.Limit.Capacity()
 	}
 	e.mayPass(e.window(), e.window(), n)
 }

@@ -2,67 +2,60 @@ package sim
 
 import (
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/declare"
 )
 
-var outages = flag.Int("outages", 90, "how many outages TestOutages plays")
+var outages = flag.Int("outages", 54, "how many runs with outages TestOutages plays")
 
-// outageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
-// all demand, they are 0. A window belongs to one of three columns, by where the outage lies: before or after it
-// (normal), across its edge (edges), or around all of it (between).
-type outageRow struct {
-	outages, windows       int
-	normal, edges, between float64   // the largest part in such a window
-	admitted               []float64 // in windows with an edge and enough demand, in parts of the limit
-}
+// outageRow is the result of runs of one mode and policy: the largest parts of the declared numbers, at most 1.
+type outageRow struct{ normal, edges, between float64 }
 
-// In random outages of the store, each mode with each policy admits at most the declared number of a window. It is another
-// one where an outage begins or ends, between, and without one.
+// In random outages of the store, each mode with each policy admits at most the number that `sluice check` prints. It is
+// another one in windows in which an outage begins or ends, between, and without one. Outages come alone or in a row, for all nodes or
+// for one. Nodes end and start in them, rules change, tokens are refunded, wall clocks are wrong, and data is lost.
 //
 //	go test -count=1 -v -run '^TestOutages$' ./bench/sim -outages 1000
 func TestOutages(t *testing.T) {
 	t.Parallel()
 	modes, policies := ratelimit.ModeNames(), ratelimit.FailurePolicies
-	rows := len(modes) * len(policies)
-	for i := range rows {
-		mode, policy := modes[i/len(policies)], policies[i%len(policies)]
-		var r outageRow
-		for seed := 99 + i; seed < 99+*outages; seed += rows {
-			if err := r.judge(drawOutage(uint64(seed), mode, policy)); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
+	rows := make([]outageRow, len(modes)*len(policies))
+	for seed := range uint64(*outages) {
+		i := int(seed) % len(rows)
+		o := drawOutage(seed, modes[i/len(policies)], policies[i%len(policies)])
+		if r, err := Run(o.Options); err != nil || r.Violation != nil {
+			t.Errorf("seed %d, %v, %+v, %d nodes, %v, %v: %v %v", seed, &o.Rule.Limit, o.Rule.Coordination, o.Nodes, o.Faults, o.Changes, err, r.Violation)
 		}
-		slices.Sort(r.admitted)
-		median := 0.0
-		if n := len(r.admitted); n > 0 {
-			median = r.admitted[n/2]
-		}
-		t.Logf("%s, %s: %d windows of %d outages; the largest part of the declared number: normal %.0f%%, first and last %.0f%%, between %.0f%%; half of the first and last admit %.0f%% of the limit",
-			mode, policy, r.windows, r.outages, 100*r.normal, 100*r.edges, 100*r.between, 100*median)
-		local := policy == ratelimit.FailLocal.String()
-		if r.outages < 10 || r.windows < 50 || r.normal < 0.9 || local && (r.edges < 0.4 || r.between < 0.4 || median == 0) {
-			t.Errorf("%s, %s: was it tried? %+v", mode, policy, r)
-		}
+		rows[i].normal, rows[i].edges = max(rows[i].normal, o.part.normal), max(rows[i].edges, o.part.edges)
+		rows[i].between = max(rows[i].between, o.part.between)
+	}
+	tried := rows[slices.Index(policies[:], "local")] // of mode leasing
+	for i, r := range rows {
+		t.Logf("%s, %s: the largest part of the declared number: normal %.0f%%, first and last %.0f%%, between %.0f%%",
+			modes[i/len(policies)], policies[i%len(policies)], 100*r.normal, 100*r.edges, 100*r.between)
+	}
+	if tried.normal < 0.9 || tried.edges < 0.4 || tried.between < 0.9 {
+		t.Errorf("was it tried? %+v", tried)
 	}
 }
 
-// Windows with an outage that is not known are judged as those without one, and exceed their number.
+// Runs with an outage that is not known are judged as those without one, and exceed their number.
 func TestOutageThatIsNotDeclared(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []string{"local", "open"} {
 		found := false
 		for seed := uint64(0); seed < 40 && !found; seed++ {
 			o := drawOutage(seed, ratelimit.Leasing.String(), policy)
-			o.from, o.to = time.Hour, 2*time.Hour
-			found = new(outageRow).judge(o) != nil
+			o.spans = nil
+			r, err := Run(o.Options)
+			found = err != nil || r.Violation != nil
 		}
 		if !found {
 			t.Errorf("%s: nothing is beyond its number: what is judged?", policy)
@@ -70,53 +63,80 @@ func TestOutageThatIsNotDeclared(t *testing.T) {
 	}
 }
 
-// outage is a run with one outage of the store.
+// outage is a run with outages of the store. As its watcher, it compares each admission with the declared numbers.
 type outage struct {
 	Options
-	from, to time.Duration
-	starts   int // of nodes, in the outage
+	*world
+	part  outageRow
+	spans []span                 // outages
+	whole []span                 // those of all nodes
+	ahead time.Duration          // of the wall clocks of nodes
+	own   map[*node]*judge.Judge // of what nodes admit by on_store_failure
+	told  map[*node]bool         // nodes that the store has answered
 }
 
-// drawOutage makes an outage from its seed. One key is enough, because each key has its own bound. Windows begin with
-// the run (Start is 0), so each point of the timeline is one window.
-func drawOutage(seed uint64, mode, policy string) outage {
-	h := rand.New(rand.NewPCG(seed, 0x0a7a9e)) //nolint:gosec // the same outage each time
-	pick := func(of ...string) string { return of[h.IntN(len(of))] }
-	limit := []ratelimit.Tokens{1, 2, 10, 60, 600, 3000}[h.IntN(6)]
-	period := []uint32{1, 2, 5, 10, 30, 60}[h.IntN(6)]
-	nodes := 1 + h.IntN(5)
+// drawOutage makes a run from its seed. One key is enough, because each key has its own bound.
+func drawOutage(seed uint64, mode, policy string) *outage {
+	h := &historian{Rand: rand.New(rand.NewPCG(seed, 0x0a7a9e))}
+	limit, nodes := pick(h, ratelimit.Tokens(1), 2, 10, 60, 600, 3000), 1+h.IntN(5)
 	r := &ratelimit.Rule{
-		Domain: "outage", Path: "key", Limit: ratelimit.Limit{Unit: ratelimit.Second, Multiplier: period, Requests: limit},
-		Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
+		Domain: "outage", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
+		Limit: ratelimit.Limit{
+			Algorithm: ratelimit.Algorithm(h.IntN(len(ratelimit.RateAlgorithms()))), Unit: ratelimit.Second,
+			Multiplier: pick(h, uint32(1), 2, 5, 10, 30, 60), Requests: limit,
+		},
 	}
-	fields := map[string]string{
-		"mode": mode, "on_store_failure": policy, "max_nodes": pick(fmt.Sprint(nodes), "10"), "lease.size": pick("auto", "auto", "1", "10"),
-		"reclaim": pick("safe", "safe", "eager"), "on_deny": pick("charge", "refund"), "drift_budget": pick("1%", "10%"),
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
+		r.Limit.Burst = pick(h, max(1, limit/3), limit, 3*limit)
 	}
-	if err := setFields(&r.Coordination, fields); err != nil {
-		panic(err) // the fields above are wrong
+	h.coordination(&r.Coordination)
+	if err := setFields(&r.Coordination, map[string]string{"mode": mode, "on_store_failure": policy}); err != nil {
+		panic(err) // the fields are wrong
 	}
-	const windows = 5
+	r.Coordination.MaxNodes = pick(h, nodes, 10)
 	one := r.Limit.Period()
-	o := outage{Options: Options{
-		Seed: seed, Nodes: nodes, Rule: r, Points: windows, Refuses: h.IntN(2) == 0,
+	o := &outage{own: map[*node]*judge.Judge{}, told: map[*node]bool{}}
+	o.Options = Options{
+		Seed: seed, Nodes: nodes, Rule: r, Refuses: h.chance(0.5), watch: o, Start: time.Duration(h.Int64N(int64(one))),
 		Net: Net{
 			Trip: Delay{Least: time.Duration(200+h.IntN(1500)) * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond},
+			Skew: pick(h, 0, 20e-6, 90e-6),
 		},
-	}}
-	o.from = time.Duration(h.Int64N(int64(2 * one)))
-	o.to = o.from + time.Duration(h.Int64N(int64(2*one))) + 10*time.Millisecond
-	o.Faults = []Fault{{At: o.from, Kind: []FaultKind{Down, Down, Hang}[h.IntN(3)], For: o.to - o.from}}
-	// In one of three outages, one node or two start anew.
-	for range h.IntN(3) / 2 * (1 + h.IntN(2)) {
-		o.starts++
-		at, node := o.from+time.Duration(h.Int64N(int64(o.to-o.from))), h.IntN(nodes)
-		o.Faults = append(o.Faults, Fault{At: at, Kind: Crash, Node: node}, Fault{At: at, Kind: Restart, Node: node})
+		Load: load.Load{Rate: 1, Keys: 1, Length: 5 * one},
+	}
+	if h.chance(0.3) {
+		o.Mix = Mix{Peeks: 0.1, Refunds: pick(h, 0, 0.1), Settles: pick(h, 0, 0.2), Large: pick(h, 0, 0.02), Honest: true}
+	}
+	if r.Limit.Algorithm != ratelimit.TokenBucket { // the judge of a bucket has no clock that steps back
+		o.ahead = time.Duration(h.Int64N(int64(2*one))) - one
+	}
+	// Outages are as long as windows, or as the pauses of a breaker.
+	scale, at := pick(h, one, one, 300*time.Millisecond), time.Duration(h.Int64N(int64(2*one)))
+	for n := pick(h, 1, 1, 2, 6); n > 0 && at < o.Load.Length; n-- {
+		f := Fault{At: at, Kind: pick(h, Down, Down, Hang, Cut), Node: h.IntN(nodes), For: 10*time.Millisecond + time.Duration(h.Int64N(int64(2*scale)))}
+		o.Faults = append(o.Faults, f)
+		o.spans = append(o.spans, span{int64(at), int64(at + f.For)})
+		if f.Kind != Cut {
+			o.whole = append(o.whole, span{int64(at + ahead), int64(at + f.For)})
+		}
+		if h.chance(0.3) { // nodes come and go
+			mid, node := at+time.Duration(h.Int64N(int64(f.For))), h.IntN(nodes)
+			o.Faults = append(o.Faults, Fault{At: mid, Kind: pick(h, Crash, Leave), Node: node}, Fault{At: mid, Kind: pick(h, Restart, Restart, Join), Node: node})
+		}
+		if f.Kind != Cut && h.chance(0.2) { // what returns lacks data
+			o.Faults = append(o.Faults, Fault{At: at + f.For, Kind: pick(h, Amnesia, FailOver), For: f.For + time.Duration(h.Int64N(int64(one)))})
+		}
+		at += f.For + time.Duration(h.Int64N(int64(2*scale)))
 	}
 	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	if h.chance(0.2) {
+		next := *r
+		next.Limit.Requests = max(1, pick(h, limit/2, limit*2))
+		next.Coordination.MaxNodes, next.Coordination.OnDeny = pick(h, nodes, 10), ratelimit.OnDeny(h.IntN(len(ratelimit.OnDenies)))
+		o.Changes = []Change{{At: time.Duration(h.Int64N(int64(o.Load.Length))), Rule: &next, What: "limit", Spread: time.Second}}
+	}
 	// Demand is 0.3 to 5.3 times the limit, and mostly near it: the product of two uniform numbers is small.
-	o.Recorded = unevenly(h, nodes, one*windows, float64(limit)*(0.3+5*h.Float64()*h.Float64())/one.Seconds())
-	o.Load = load.Load{Rate: 1, Keys: 1, Length: one * windows}
+	o.Recorded = unevenly(h.Rand, nodes, o.Load.Length, float64(limit)*(0.3+5*h.Float64()*h.Float64())/one.Seconds())
 	return o
 }
 
@@ -151,52 +171,93 @@ const (
 	probes = 2 * time.Second
 )
 
-// judge plays an outage, and compares each window with its declared number. A window is normal only if the outage ended
-// well before it (probes), and between only if no node can have claimed its tokens before (ahead). All others are
-// edges.
-func (row *outageRow) judge(o outage) error {
-	result, err := Run(o.Options)
-	if err != nil {
-		return err
-	}
-	if result.Violation != nil {
-		return result.Violation
-	}
-	row.outages++
-	limit, one := o.Rule.Limit.Capacity(), o.Rule.Limit.Period()
-	declared := declare.Of(o.Rule, o.Nodes, declare.SharedStore)
-	out := declared.OnOutage
-	// A restarted node has a budget of its own once more.
-	starts := out.Node.Times(o.starts)
-	for i, p := range result.Timeline {
-		begins, ends := time.Duration(i)*one, time.Duration(i+1)*one
-		of, most, what := &row.edges, out.Edges, "in which an outage begins or ends"
-		switch {
-		case ends <= o.from, begins >= o.to+probes:
-			of = &row.normal
-			most = declare.Amount{Tokens: limit + declared.Over.Tokens}
-			what = "without an outage"
-		case begins-ahead >= o.from && ends <= o.to:
-			of = &row.between
-			most = out.Fleet()
-			what = "without any answer"
-			most.Tokens += starts.Tokens + declared.Over.Drift
-		default:
-			most.Tokens += starts.Tokens
-			if p.Offered >= limit {
-				row.admitted = append(row.admitted, float64(p.Admitted)/float64(limit))
-			}
+func (o *outage) open(w *world) { o.world = w }
+
+func (o *outage) claimed(ratelimit.Holder, *key) {}
+
+// matter is the number of outages with a part in what counts now. Those of a window share one part of the limit. They
+// count until the window ends in which all nodes have an answer again, or the next one. The excess of a bucket stays while
+// demand goes on.
+func (o *outage) matter(at ratelimit.LedgerTime, l *ratelimit.Limit) (n int) {
+	for _, s := range o.spans {
+		until := l.WindowAt(at.Add(time.Duration(s.to-o.now) + probes))
+		if l.Algorithm == ratelimit.SlidingWindow {
+			until++
 		}
-		row.windows++
-		// With on_store_failure open, all demand passes, and there is no number to compare with.
-		if !most.Bounded() {
-			continue
+		if s.from <= o.now && (l.Algorithm == ratelimit.TokenBucket || l.WindowAt(at) <= until) {
+			n++
 		}
-		if p.Admitted > most.Tokens {
-			return fmt.Errorf("%v, %+v, %d nodes, %d of them new, outage from %v to %v: window %d, %s, admitted %d, and %d are declared",
-				o.Rule.Limit, o.Rule.Coordination, o.Nodes, o.starts, o.from, o.to, i, what, p.Admitted, most.Tokens)
-		}
-		*of = max(*of, float64(p.Admitted)/float64(max(1, most.Tokens)))
 	}
-	return nil
+	if l.Algorithm == ratelimit.TokenBucket {
+		return n
+	}
+	return min(n, 1)
+}
+
+// asked compares an admission with the declared numbers: the largest of the rule's versions, with the largest limit.
+func (o *outage) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	// Before the first answer of the store, a node has counted no others, and has the windows of its wall clock.
+	o.told[n] = o.told[n] || v.Source == ratelimit.FromLease || v.Source == ratelimit.FromClaim
+	n.stepped.Nodes = func() int {
+		if o.told[n] {
+			return o.alive()
+		}
+		return 0
+	}
+	defer n.stepped.SyncClock(n.clock(), time.UnixMicro(int64(o.ledgerTime())).Add(o.ahead))
+	if a.Kind != ratelimit.Spend || v.OverLimit {
+		return
+	}
+	l, at, rule := k.judge.Limit, k.part.time(), *n.rule
+	rule.Limit = l
+	for _, r := range o.bound.versions(k) {
+		rule.Coordination.MaxNodes = min(rule.Coordination.MaxNodes, r.Coordination.MaxNodes)
+	}
+	declared := declare.Of(&rule, o.bound.fewest, declare.SharedStore)
+	each := declared.OnOutage.Node
+	if v.Source == ratelimit.FromFallback && each.Bounded() {
+		o.partOf(n, k, a, &rule)
+	}
+	since := at.Sub(l.WindowEnd(l.WindowAt(at) - 1))
+	whole := func(s span) bool { return s.from <= o.now-int64(since) && o.now < s.to }
+	leased := v.Source == ratelimit.FromLease || v.Source == ratelimit.FromClaim
+	if leased && len(o.bound.forgets) == 0 && l.Algorithm == ratelimit.FixedWindow && slices.ContainsFunc(o.whole, whole) {
+		o.violate(n.slot, k.index, "it admits %d by a lease in a window without any answer", a.Cost)
+	}
+	most, of := declared.Over.Tokens+o.bound.travels(&rule), &o.part.normal
+	for i := range o.bound.forgets {
+		most += declared.OnLoss + o.bound.untold(k, &o.bound.forgets[i])
+	}
+	for _, x := range k.extra { // refunds that the ledger books later, and changes of limits
+		most += x.n
+	}
+	// Each name is a node.
+	if outages := max(o.matter(at, &l), min(1, len(o.bound.forgets))); outages > 0 {
+		if !each.Bounded() {
+			return
+		}
+		of, most = &o.part.edges, most+each.Times(int(o.names)*outages).Tokens
+	}
+	over := a.Cost - k.judge.Room(at)
+	if over > most {
+		o.violate(n.slot, k.index, "it admits %d by %v: %d are over, and %d are declared", a.Cost, ratelimit.Sources[v.Source], over, most)
+	}
+	*of = max(*of, float64(over+l.Capacity())/float64(max(1, most+l.Capacity())))
+}
+
+// partOf compares what a node admits by on_store_failure with its part of the limit, by its own clock.
+func (o *outage) partOf(n *node, k *key, a *ratelimit.Ask, r *ratelimit.Rule) {
+	share := r.LocalShare(min(o.bound.fewest, r.Coordination.MaxNodes)).Limit
+	j := o.own[n]
+	if j == nil {
+		j = judge.New(share)
+		o.own[n] = j
+	}
+	if share.Capacity() > j.Limit.Capacity() {
+		j.Allow(share)
+	}
+	if over := j.Admit(n.stepped.Alone().LedgerNow(n.clock()), a.Cost); over > 0 {
+		o.violate(n.slot, k.index, "it admits %d beyond its part of %v", over, &j.Limit)
+	}
+	o.part.between = max(o.part.between, 1-float64(j.Room(n.stepped.Alone().LedgerNow(n.clock())))/float64(max(1, share.Capacity())))
 }

@@ -40,7 +40,9 @@ func everyWay(t testing.TB, requests ratelimit.Tokens, fields ...map[string]stri
 				l := ratelimit.Limit{
 					Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Multiplier: 1, Requests: requests, Burst: requests,
 				}
-				if !yield(fmt.Sprint(l, " ", its), declaring(t, l, append(fields, its)...)) {
+				r := declaring(t, l, append(fields, its)...)
+				r.Coordination.OnDeny = l.Algorithm.OnDeny()
+				if !yield(fmt.Sprint(l, " ", its), r) {
 					return
 				}
 			}

@@ -97,6 +97,7 @@ func TestDocsOfBounds(t *testing.T) {
 		{},
 		{"lease.size", "100"},
 		{"reclaim", "eager"},
+		{"algorithm", "sliding_window"},
 		{"algorithm", "token_bucket"},
 		{"mode", "routing"},
 		{"mode", "approx"},
