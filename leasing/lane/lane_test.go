@@ -89,6 +89,7 @@ func TestBatchesByPace(t *testing.T) {
 // A message with a shorter time makes its batch leave, and patient ones leave along with it.
 func TestShortestWait(t *testing.T) {
 	played(t, 0, func(s *script) {
+		s.Later(100, 50*time.Millisecond) // before the start
 		s.Start(s.settle)
 		for i := range 100 { // they are frequent
 			s.Send(i, 0)
@@ -96,6 +97,9 @@ func TestShortestWait(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
+		if len(s.batches) == 0 || !slices.Contains(s.batches[0], 100) {
+			s.Error("what came before the start has not left")
+		}
 		s.batches = nil
 		s.Later(200, 50*time.Millisecond)
 		time.Sleep(time.Millisecond)
