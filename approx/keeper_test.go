@@ -267,9 +267,9 @@ func TestKeeper(t *testing.T) {
 	})
 }
 
-// For any changes of the rules, which nodes read one after the other, and for late reads, crashes and new nodes, the nodes
-// spend at most the largest budget in force in a window. Each spends its whole share in every window, like a node that is
-// cut off from the ledger of accounts.
+// For any changes of the rules, late reads, crashes and new nodes, the nodes spend at most the largest budget in force in a
+// window. Nodes read new rules one after the other. Each spends its whole share in every window, like a node that is cut
+// off from the ledger of accounts.
 func TestRolloutsStayWithinTheBudget(t *testing.T) {
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -225,9 +225,8 @@ func TestLocalContinuesFromTheSum(t *testing.T) {
 	}
 }
 
-// A ledger that lies to one of two nodes, where its answers make sense: both together admit the limit and not more, and
-// when it tells the truth again the rest is admitted. Where it lies about what time it is, a window may be granted once
-// more.
+// A ledger lies to one of two nodes, in answers that make sense. Both together admit the limit and not more. When it
+// tells the truth again, the rest is admitted. Where it lies about what time it is, a window may be granted once more.
 func TestLedgerThatLies(t *testing.T) {
 	const limit = 100
 	type (
