@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -264,4 +265,155 @@ func TestKeeper(t *testing.T) {
 			}
 		}
 	})
+}
+
+// For any changes of the rules, late reads, crashes and new nodes, the nodes spend at most the largest budget in force in a
+// window. Nodes read new rules one after the other. Each spends its whole share in every window, like a node that is cut
+// off from the ledger of accounts.
+func TestRolloutsStayWithinTheBudget(t *testing.T) {
+	for seed := range uint64(100) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rnd, now := rand.New(rand.NewPCG(seed, 9)), epoch
+			seats := NewMemory(func() ratelimit.LedgerTime { return now })
+			clock := func() ratelimit.Instant {
+				return ratelimit.Instant(now-epoch)*1000 + ratelimit.Instant(time.Hour)
+			}
+			any := func() *ratelimit.Rule { return approxRule(10_000, 1+rnd.IntN(8), 10_000*uint32(1+rnd.IntN(5))) }
+			rule := any()
+			keepers := make([]*Keeper, 1+rnd.IntN(8))
+			rules := make([]*ratelimit.Rule, len(keepers)) // as each node has them
+			for i := range keepers {
+				keepers[i], rules[i] = NewKeeper(seats, ratelimit.Holder(i+1), clock), rule
+			}
+			most, deaf := rule.Coordination.DriftBudget.Of(10_000), rnd.Float64()/2
+			spent := map[ratelimit.LedgerTime][]ratelimit.Tokens{} // by window and node
+			for range 600 {
+				if rnd.IntN(60) == 0 {
+					rule = any()
+					most = max(most, rule.Coordination.DriftBudget.Of(10_000))
+				}
+				i := rnd.IntN(len(keepers))
+				if rnd.IntN(3) == 0 {
+					rules[i] = rule
+				}
+				if rnd.IntN(40) == 0 { // it crashes, and another process is there
+					keepers[i], rules[i] = NewKeeper(seats, ratelimit.Holder(rnd.Uint64()), clock), rule
+				}
+				now = now.Add(time.Duration(rnd.Int64N(int64(3 * time.Second))))
+				begins, sum := now-now%ratelimit.LedgerTime(time.Minute/time.Microsecond), ratelimit.Tokens(0)
+				if spent[begins] == nil {
+					spent[begins] = make([]ratelimit.Tokens, len(keepers))
+				}
+				for i, k := range keepers {
+					if rnd.Float64() > deaf { // it reaches the ledger of seats
+						k.keep(t.Context(), planOf(rules[i]))
+					}
+					spent[begins][i] = max(spent[begins][i], k.Share(clock(), rules[i], begins))
+					sum += spent[begins][i]
+				}
+				if sum > most {
+					t.Fatalf("the nodes spent %d beyond the limit, and no budget was larger than %d", sum, most)
+				}
+			}
+		})
+	}
+}
+
+// A plan tells rules apart by all that divides their budget, and nothing else. It has as many seats as one of them needs.
+// A rule without a limit needs none, nor do limits that requests bring along: they only divide a budget where there are
+// seats for others, one for a domain.
+func TestPlans(t *testing.T) {
+	a, b := approxRule(100, 10, 10_000), approxRule(5, 4, 10_000)
+	b.Path = "other"
+	same := planOf(a, b)
+	if p := planOf(b, a, &ratelimit.Rule{Domain: "x"}); p.id != same.id || p.Seats != 10 || same.Seats != 10 {
+		t.Error("the order of rules, or one that does not drift, makes another plan")
+	}
+	for what, x := range map[string]struct {
+		change         func(*ratelimit.Rule)
+		seats, divided int // of the rule alone
+	}{
+		"max_nodes":       {func(r *ratelimit.Rule) { r.Coordination.MaxNodes++ }, 5, 1},
+		"drift_budget":    {func(r *ratelimit.Rule) { r.Coordination.DriftBudget.PPM++ }, 4, 1},
+		"mode":            {func(r *ratelimit.Rule) { r.Coordination.Mode = ratelimit.Leasing }, 0, 0},
+		"path":            {func(r *ratelimit.Rule) { r.Path = "more" }, 4, 1},
+		"of the request":  {func(r *ratelimit.Rule) { r.Override = true }, 0, 1},
+		"without a limit": {func(r *ratelimit.Rule) { r.Unlimited = true }, 0, 0},
+	} {
+		changed := *b
+		x.change(&changed)
+		p := planOf(&changed)
+		if planOf(a, &changed).id == same.id || p.Seats != x.seats || len(p.shares) != x.divided {
+			t.Errorf("%s: the same plan, or %d seats and %d budgets", what, p.Seats, len(p.shares))
+		}
+	}
+	a.Override, a.Path = true, ""
+	of := withAgreement(nil, planOf(a), 0, 0)
+	for domain, want := range map[string]ratelimit.Tokens{a.Domain: a.Coordination.DriftBudget.Of(100) / 10, "another": 0} {
+		request := *a
+		request.Domain, request.Path = domain, "some/descriptor"
+		if share, _ := shareUnder(of, 0, &request, 0); share != want {
+			t.Errorf("domain %s: a share of %d, want %d", domain, share, want)
+		}
+	}
+}
+
+// A node's share of a rule, and the number of seats, are the smallest of its own plan and of all that may have been in
+// force in a window. For a window that is since it began. For a bucket it is until it may have filled.
+func TestShareWhileMaxNodesChanges(t *testing.T) {
+	two, four := approxRule(10_000, 2, 10_000), approxRule(10_000, 4, 10_000) // 100 tokens for all
+	bucket := *two
+	bucket.Limit.Algorithm, bucket.Limit.Burst = ratelimit.TokenBucket, 20_000 // two minutes
+	bucket.Coordination.DriftBudget.PPM /= 2
+	const filled = 2 * time.Minute
+	reached := ratelimit.Instant(time.Hour)
+	type since struct {
+		rule *ratelimit.Rule
+		at   ratelimit.LedgerTime
+	}
+	fromTwo, fromFour, lateTwo := []since{{two, 0}, {four, 100}}, []since{{four, 0}, {two, 100}}, []since{{two, 10}}
+	lateBucket := []since{{&bucket, 10}}
+	for _, c := range []struct {
+		what   string
+		all    []since
+		rule   *ratelimit.Rule
+		later  time.Duration
+		begins ratelimit.LedgerTime
+		share  ratelimit.Tokens
+		seats  int
+	}{
+		{"one plan", fromTwo[:1], two, 0, 50, 50, 2},
+		{"this node has another", fromTwo[:1], four, 0, 50, 25, 2},
+		{"this node has another, with fewer seats", fromFour[:1], two, 0, 50, 25, 2},
+		{"the window began with the new plan", fromTwo, four, 0, 100, 25, 4},
+		{"the window began with the old plan", fromTwo, four, 0, 99, 25, 2},
+		{"the window began with the old plan, of more seats", fromFour, two, 0, 99, 25, 2},
+		{"the window began before any", lateTwo, two, 0, 9, 0, 0},
+		{"other nodes may not know the rule", lateTwo, &ratelimit.Rule{Path: "new", Coordination: two.Coordination}, 0, 50, 0, 0},
+		{"a bucket under one plan", []since{{&bucket, 0}}, &bucket, 0, 0, 50, 2},
+		{"a bucket that has not filled", lateBucket, &bucket, filled - 1, 50, 0, 0},
+		{"a bucket that has", lateBucket, &bucket, filled, 50, 50, 2},
+	} {
+		var all []agreement
+		for _, x := range c.all {
+			all = withAgreement(all, planOf(x.rule), x.at, reached)
+		}
+		if share, seats := shareUnder(all, reached.Add(c.later), c.rule, c.begins); share != c.share || seats != c.seats {
+			t.Errorf("%s: a share of %d for %d seats, want %d for %d", c.what, share, seats, c.share, c.seats)
+		}
+	}
+}
+
+// How long a bucket takes to fill follows from its size and its rate, also where it is slow.
+func TestFillTime(t *testing.T) {
+	type bucket struct{ requests, burst ratelimit.Tokens }
+	for b, want := range map[bucket]time.Duration{
+		{60, 90}: 90 * time.Second, {1, 3}: 3 * time.Minute, {2, 3}: 90 * time.Second, {0, 3}: 3 * time.Minute,
+		{1, ratelimit.MaxLimit}: 1 << 62, // for ever
+	} {
+		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: b.requests, Burst: b.burst}
+		if got := l.Refill(b.burst); got != want {
+			t.Errorf("%d of a size, at %d a minute: %v, want %v", b.burst, b.requests, got, want)
+		}
+	}
 }

@@ -4,15 +4,6 @@ import "github.com/sluice-gate/sluice/ratelimit"
 
 // Views of the parts of a ledger, for tests with real Clusters: from outside a fleet shows all parts together.
 
-// Lives are the epochs of all parts, as last read.
-func (f *Fleet) Lives() (ids []uint64) {
-	for i := range f.lanes {
-		_, is := f.lanes[i].read()
-		ids = append(ids, is.epoch.ID)
-	}
-	return ids
-}
-
 // Greet asks a part for its time and epoch. The channel is closed when it has answered; nil: it cannot be asked now.
 func (f *Fleet) Greet(part int) <-chan struct{} {
 	if fl, _ := f.beat(&f.lanes[part]); fl != nil {

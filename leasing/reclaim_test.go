@@ -167,31 +167,6 @@ func (s *stage) release(node int) {
 	}
 }
 
-// The tokens of a crashed node are free in time for many keys, too.
-func TestManyKeysAreReclaimed(t *testing.T) {
-	const keys = 60
-	s := newReclaiming(t, fixed(100, ratelimit.Hour), fields{"lease.size": "5"})
-	taken := map[string]tokens{}
-	for i := range keys {
-		key := fmt.Sprint("k", i)
-		for range 3 {
-			s.ask(0, key, 1)
-		}
-		taken[key] = 3
-	}
-	s.nodes[0].gone = true
-	for crashed := s.now; s.now.Sub(crashed) < ratelimit.ReclaimedWithin; s.goOn(20 * time.Millisecond) {
-		for key := range taken {
-			taken[key] += s.takes(1, key, 1)
-		}
-	}
-	for key, n := range taken {
-		if n < 100 {
-			t.Errorf("%s: %d of 100 were admitted within %v", key, n, ratelimit.ReclaimedWithin)
-		}
-	}
-}
-
 // A sliding window turns after the crash, before the other node needs the tokens. What a node in order has in hand
 // comes back, too.
 func TestTokensOfTheWindowBeforeAreReclaimed(t *testing.T) {

@@ -80,13 +80,14 @@ type node struct {
 	name    ratelimit.Holder
 	ledger  *account.CAS
 	oneWay  time.Duration
-	hangs   time.Duration // messages do, while the store is down
-	share   tokens        // for drift
-	down    bool          // it does not reach the store
-	gone    bool          // it has crashed
-	paused  bool          // it does nothing, and gets answers when it continues
-	mute    bool          // answers to it are lost
-	unnamed bool          // its registrations are lost
+	hangs   time.Duration                                                      // messages do, while the store is down
+	share   tokens                                                             // for drift
+	down    bool                                                               // it does not reach the store
+	gone    bool                                                               // it has crashed
+	paused  bool                                                               // it does nothing, and gets answers when it continues
+	mute    bool                                                               // answers to it are lost
+	unnamed bool                                                               // its registrations are lost
+	lie     func(c *account.Claim, g *account.Grant, at *ratelimit.LedgerTime) // in answers to it
 	beat    instant
 	waiting []*request
 }
@@ -371,6 +372,11 @@ func (n *node) book(b *leasing.Batch) (answer, lose func()) {
 	lose = func() { b.Fail(errDown) }
 	if err != nil {
 		return lose, lose
+	}
+	for i := range grants {
+		if n.lie != nil {
+			n.lie(&b.Claims()[i], &grants[i], &at)
+		}
 	}
 	return func() { b.Answer(epoch, at, grants) }, lose
 }

@@ -28,42 +28,22 @@ func TestClockSetByMoreThanAWindow(t *testing.T) {
 	}
 }
 
-// busy has time pass for a key in use.
-func (s *stage) busy(seconds int) {
-	for range seconds {
-		s.goOn(time.Second)
-		s.ask(0, "k", 0)
-	}
-}
-
 // When the ledger's clock is set back by more than a window, a busy key returns to a window that its node has left.
 // Its first claim there must not take the earlier usage back: the key needs another name at the ledger.
 func TestWindowThatComesBack(t *testing.T) {
 	s := newStage(t, 1, fixed(100, ratelimit.Minute), fields{"on_store_failure": "closed"})
 	s.passes(0, 73)
-	s.busy(70)
+	busy := func(seconds int) {
+		for range seconds {
+			s.goOn(time.Second)
+			s.ask(0, "k", 0)
+		}
+	}
+	busy(70)
 	s.ahead = -65 * time.Second
-	s.busy(52)
+	busy(52)
 	if !s.ask(0, "k", 60).OverLimit {
 		t.Error("133 of 100 are admitted")
-	}
-}
-
-// The number of the node's last report for that window is above those of all claims. Under the same name, all of them
-// would be overtaken, without end.
-func TestWindowThatComesBackAfterALateReport(t *testing.T) {
-	s := newStage(t, 1, fixed(100, ratelimit.Minute), fields{"on_store_failure": "closed"})
-	s.passes(0, 50)
-	s.busy(55)
-	// A refund that is not answered before the window ends.
-	s.overdue(0, ask{Cost: 5, Kind: ratelimit.Refund})
-	s.now = s.now.Add(6 * time.Second)
-	s.settle()
-	s.busy(10)
-	s.ahead = -65 * time.Second
-	s.busy(49)
-	if s.ask(0, "k", 1).OverLimit {
-		t.Error("46 of 100 are refused")
 	}
 }
 

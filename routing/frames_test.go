@@ -207,6 +207,37 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 			t.Errorf("row %d: it sees %v, and a new key has %+v", i, a.Stats().Members, v)
 		}
 	}
+	p.hello.Incarnation++
+	a.streams["b:1"].breaks()
+	w.play(time.Second)                       // it has met the next life
+	if p.says(here(false, 5)); !a.sees(2)() { // on the stream of the life before
+		t.Error("the next life has left with the last one")
+	}
+}
+
+// Receipts are remembered for a bounded number of lives of nodes. The one with the longest silence is dropped.
+func TestReceiptsOfManyLivesAreBounded(t *testing.T) {
+	const most = 2000
+	w, a, p := newPeer(t, "b:1")
+	key, first := keyIn(0, "a:1", "b:1"), p.hello.Incarnation
+	counts := func(life uint64) bool {
+		p.hello.Incarnation = life
+		w.breakAll("a:1", "b:1")
+		w.play(time.Second) // they have met again
+		if f := p.says(&wire.Frame{Parcel: w.parcel(1, key)}); len(f.GetReceipts()) != 1 {
+			t.Fatalf("a parcel of life %d is answered %v", life, f)
+		}
+		_, ok := a.local.TakeOut(w.now, key)
+		return ok
+	}
+	for i := range uint64(most + 1) {
+		if !counts(first + i) {
+			t.Fatalf("the parcel of life %d does not count", i)
+		}
+	}
+	if counts(first+2) || !counts(first) {
+		t.Error("a parcel of late counts twice, or one of the first life is remembered")
+	}
 }
 
 // A node may join and leave so often; each time all tables are walked through.

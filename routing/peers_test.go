@@ -628,17 +628,17 @@ func TestStrangersArePutOffInBounds(t *testing.T) {
 // decides is a limiter whose decisions are a test's.
 type decides struct {
 	ratelimit.Limiter
-	how func()
+	how func(ctx context.Context)
 }
 
-func (d decides) Decide(context.Context, ratelimit.Instant, []ask, []verdict) { d.how() }
+func (d decides) Decide(ctx context.Context, _ ratelimit.Instant, _ []ask, _ []verdict) { d.how(ctx) }
 
 // A peer's asks that wait do not hold up what comes behind them, such as the accounts that they wait for. A bug that
 // they meet is counted, and ends neither the process nor the peer's conversation.
 func TestBugsOfAsksAreContained(t *testing.T) {
 	end := make(chan struct{})
 	defer close(end)
-	for _, how := range []func(){func() { <-end }, func() { panic("a bug") }} {
+	for _, how := range []func(context.Context){func(context.Context) { <-end }, func(context.Context) { panic("a bug") }} {
 		w := newPorts(t, 2)
 		n := w.make(0, decides{how: how})
 		w.run(n, w.lis[0])
@@ -658,6 +658,28 @@ func TestBugsOfAsksAreContained(t *testing.T) {
 				t.Fatalf("a ping behind asks is not answered: %v", err)
 			}
 			answered = slices.ContainsFunc(f.GetReplies(), func(r *wire.Reply) bool { return r.GetId() == 2000 })
+		}
+	}
+}
+
+// A request that the key's owner does not answer is decided here, in the rest of its time. One of an own key has the time
+// of its caller.
+func TestDecidingHasItsTime(t *testing.T) {
+	w, end, rule := newPorts(t, 2), make(chan struct{}), routed(10)
+	rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline
+	var until time.Time
+	var bounded bool
+	n := w.make(0, decides{how: func(ctx context.Context) { until, bounded = ctx.Deadline() }})
+	owner := w.make(1, decides{how: func(context.Context) { <-end }})
+	w.run(n, w.lis[0])
+	w.run(owner, w.lis[1])
+	defer close(end)
+	w.agree(n, owner)
+	for i, own := range []bool{true, false} {
+		key := keyIn(0, w.addrs[i], w.addrs[1-i])
+		n.Decide(t.Context(), n.clock(), []ask{{Rule: rule, Key: key, Cost: 1}}, make([]verdict, 1))
+		if ahead := time.Until(until); bounded == own || bounded && ahead > ratelimit.MaxStoreDeadline {
+			t.Errorf("an own key %v: it has a time of its own %v, until %v from now", own, bounded, ahead)
 		}
 	}
 }

@@ -220,7 +220,8 @@ func readBugs(t *testing.T) (all []bug) {
 // A checker that cannot fail proves nothing. Each bug of testdata/bugs.txt is put into the product's own source, and must
 // be found. Histories of fleets or of Envoys find most of them, each with the seed of one that finds it, to save time. The
 // tests of package sublease find those in the account of one Envoy (books). Histories come too seldom to where two others
-// show, and the tests of package rlqs find these (sessions). Without a bug, none of these fails.
+// show, and the tests of package rlqs find these (sessions). Those of package audit find bugs of its replay. Without a
+// bug, none of these fails.
 func TestHistoriesFindBugs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -234,6 +235,7 @@ func TestHistoriesFindBugs(t *testing.T) {
 		"Envoys":   {"bench/sim", []string{"-test.run", "^TestHistories$/^Envoys$"}},
 		"books":    {"ratelimit/sublease", []string{"-rapid.checks", "5000", "-rapid.nofailfile"}},
 		"sessions": {"ratelimit/rlqs", nil},
+		"replays":  {"leasing/audit", []string{"-test.failfast", "-test.run", "Replay", "-replays", "900"}},
 	}
 	bugs := readBugs(t)
 	var planted []plant.Bug

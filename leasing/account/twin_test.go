@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -271,51 +272,25 @@ func TestPlantedScripts(t *testing.T) {
 		}
 		return false
 	}
-	for _, p := range []struct{ right, wrong string }{
-		{
-			"if Seq <= seq then return nothing(OVERTAKEN) end\nlocal spent",
-			"if Seq < seq then return nothing(OVERTAKEN) end\nlocal spent",
-		},
-		{"if now < Begins or now >= Over", "if now >= Over"},
-		{"+ PARTS - 1) / PARTS)", ") / PARTS)"},
-		{"if total < had then pause = least end", ""},
-		{"- sum + max(0, Taken - Spent))", "- sum)"},
-		{"local cut = max(0, had - total - sum + max(0, Taken - Spent))", "local cut = 0"},
-		{"if used < Need then used = used - used % Unit end", ""},
-		{"node(name) == node(ARGV[1]) and ", ""},
-		{" and now - r.last >= SETTLED and", " and"},
-		{" and r.total >= 0 then", " then"},
-		{"      spent = spent + r.total - r.says\n", ""},
-		{"if not got[3] and now - Begins", "if now - Begins"},
-		{"total, says = total + grant, says + used", "total, says = total + grant, says"},
-		{"spent, fence = sum + grant, spent + used,", "spent, fence = sum + grant, spent,"},
-		{"if since < 0 or since >= pause then", "if since >= pause then"},
-		{"if not got[1] then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
-		{"elseif Lease == slot - 1 then", "elseif Lease < slot then"},
-		{"if Lease == slot or Lease == slot - 1 then\n", "if true then\n"},
-		{"local rest = max(0, held - max(0, Spent))", "local rest = max(0, held - Spent)"},
-		{"left = max(0, min(rest, Want))", "left = rest"},
-		{"if Need <= 0 then left", "if true then left"},
-		{"hand, level = hand + left, level", "level = level"},
-		{"level + (rest - left) * MICRO", "level"},
-		{"level = min(level, room())", ""},
-		{"- hand - old) * MICRO))", ") * MICRO))"},
-		{"hand, old = 0, hand end", "hand, old = 0, 0 end"},
-		{"if hand + old > 0 then stop", "if false then stop"},
-		{"if at - now >= WAITS then at = now end", "at = min(at, now)"},
-		{"  carry = part % Seconds", "  carry = 0"},
-		{"if free < Need then free = free - free % Unit end", ""},
-		{"Slides == 1 and now < Ends", "Slides == 1"},
-	} {
+	text, err := os.ReadFile("testdata/plants.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range strings.Split(strings.TrimSpace(string(text)), "\n\n")[1:] { // after the remarks
+		of := map[byte][]string{}
+		for line := range strings.SplitSeq(entry, "\n") {
+			of[line[0]] = append(of[line[0]], strings.TrimPrefix(line[1:], " "))
+		}
+		right, wrong := strings.Join(of['-'], "\n"), strings.Join(of['+'], "\n")
 		claim, bucket := commonLua+claimLua, commonLua+bucketLua
-		if strings.Count(commonLua+claimLua+bucketLua, p.right) != 1 {
-			t.Errorf("%q is not in the scripts once", p.right)
+		if strings.Count(commonLua+claimLua+bucketLua, right) != 1 {
+			t.Errorf("%q is not in the scripts once", right)
 			continue
 		}
-		claimScript = redis.NewScript(strings.Replace(claim, p.right, p.wrong, 1))
-		bucketScript = redis.NewScript(strings.Replace(bucket, p.right, p.wrong, 1))
+		claimScript = redis.NewScript(strings.Replace(claim, right, wrong, 1))
+		bucketScript = redis.NewScript(strings.Replace(bucket, right, wrong, 1))
 		if !noticed() {
-			t.Errorf("NOT NOTICED: %q", p.wrong)
+			t.Errorf("NOT NOTICED: %q", wrong)
 		}
 		s.Do("FLUSHALL")
 	}

@@ -89,6 +89,7 @@ func TestBatchesByPace(t *testing.T) {
 // A message with a shorter time makes its batch leave, and patient ones leave along with it.
 func TestShortestWait(t *testing.T) {
 	played(t, 0, func(s *script) {
+		s.Later(100, 50*time.Millisecond) // before the start
 		s.Start(s.settle)
 		for i := range 100 { // they are frequent
 			s.Send(i, 0)
@@ -96,6 +97,9 @@ func TestShortestWait(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
+		if len(s.batches) == 0 || !slices.Contains(s.batches[0], 100) {
+			s.Error("what came before the start has not left")
+		}
 		s.batches = nil
 		s.Later(200, 50*time.Millisecond)
 		time.Sleep(time.Millisecond)
@@ -113,6 +117,10 @@ func TestShortestWait(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		if synctest.Wait(); s.Len() != 0 {
 			s.Error("a patient message has not left after its time")
+		}
+		s.Later(203, time.Hour)
+		if !slices.Equal(s.Rest(), []int{203}) || s.Rest() != nil {
+			s.Error("the rest is not all of it")
 		}
 	})
 }
@@ -155,37 +163,6 @@ func TestFullFlights(t *testing.T) {
 			s.Errorf("%d of %d messages were sent", len(all), 4+2*s.Size)
 		}
 	})
-}
-
-// A driver takes batches itself: those that are due, and no more than may be in flight.
-func TestTake(t *testing.T) {
-	now := instant(0)
-	q := Queue[int]{Options: Options{
-		Size: 10, Patient: 10, Flights: func() int { return 1 }, Clock: func() instant { return now },
-		After: func(time.Duration, func()) {},
-	}}
-	if q.Take() != nil || q.Rest() != nil {
-		t.Error("there is a batch of nothing")
-	}
-	q.Later(1, time.Millisecond)
-	if q.Take() != nil {
-		t.Error("a patient message is due at once")
-	}
-	now = now.Add(time.Millisecond)
-	if b := q.Take(); !slices.Equal(b, []int{1}) {
-		t.Errorf("what is due is %v", b)
-	}
-	q.Send(2, 0)
-	if q.Take() != nil {
-		t.Error("there are two batches in flight")
-	}
-	if q.Settled(); !slices.Equal(q.Take(), []int{2}) {
-		t.Error("after the answer, the next one stays")
-	}
-	q.Later(3, time.Hour)
-	if !slices.Equal(q.Rest(), []int{3}) || q.Rest() != nil {
-		t.Error("the rest is not all of it")
-	}
 }
 
 // Timers may be early or late. Messages leave at their time, or with the next one.

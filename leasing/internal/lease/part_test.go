@@ -2,6 +2,7 @@ package lease
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -218,6 +219,151 @@ func TestOverdueRequests(t *testing.T) {
 			if got := e.Overdue(now, &ratelimit.Ask{Cost: c.cost, Rule: rule}, isAlive, isCautious); got != want {
 				t.Errorf("%s, of a %v: %d, want %d", c.name, rule.Limit, got, want)
 			}
+		}
+	}
+}
+
+const second = instant(time.Second)
+
+func testRule(l ratelimit.Limit) *ratelimit.Rule {
+	return &ratelimit.Rule{Domain: "d", Path: "p", Limit: l, Coordination: ratelimit.DefaultCoordination()}
+}
+
+// A rate exists from the second claim on. It rises at once to the rate that the tokens prove, because a lease that is
+// too small makes requests wait. Beyond that, and where it falls, a second halves the difference, because a pause is
+// no proof. A burst's first requests come within microseconds, and count as if they took 10 ms: the lease would last
+// for hours. Between claims refused requests count, so that the demand for a refused key stays the same.
+func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
+	for _, c := range []struct {
+		perSec                 float64
+		after                  time.Duration // 0: after the first claim
+		used, refused, waiting tokens
+		least, most            float64
+	}{
+		{0, 0, 1000, 0, 0, 0, 0}, // since when is unknown
+		{0, time.Second, 100, 0, 0, 80, 80},
+		{80, time.Second, 100, 0, 0, 90, 90},
+		{90, time.Second, 30, 0, 60, 90, 90},
+		{90, time.Second, 400, 0, 0, 360, 360}, // 400 less two deviations of 20 are proven
+		{360, time.Second, 160, 0, 0, 260, 260},
+		{260, time.Second, 0, 0, 0, 130, 130}, // it rests
+		{130, time.Second, 4, 0, 0, 67, 67},
+		{100, 9 * time.Second, 0, 0, 0, 10, 10},
+		{100, time.Millisecond, 1, 0, 0, 95, 105}, // a moment says nothing
+		{0, time.Microsecond, 100, 0, 0, 8000, 8000},
+		{100, time.Second, 50, 50, 0, 100, 100},
+		{100, time.Second, 0, 400, 0, 360, 360},
+	} {
+		d, now := Demand{PerSec: c.perSec, Used: c.used, Refused: c.refused}, second.Add(c.after)
+		if c.after > 0 {
+			d.Since = second
+		}
+		got := d.Rate(now)
+		again := d.Rate(now) // reading changes nothing
+		if c.refused == 0 {
+			d.Measure(now, c.waiting)
+			if got = d.PerSec; c.waiting == 0 && got != again || d.Used != 0 {
+				t.Errorf("%+v: between claims the rate is %v, and then %v; %d are counted again", c, again, got, d.Used)
+			}
+		}
+		if got < c.least || got > c.most {
+			t.Errorf("%+v: the rate is %v", c, got)
+		}
+	}
+}
+
+// One request a few milliseconds after a claim is what chance brings. On each of a hundred
+// nodes that are asked seven times a second it happens all the time, and is no hundred a second.
+func TestDemandOfChance(t *testing.T) {
+	var d Demand
+	d.Measure(second, 0)
+	at := second
+	for range 20 { // 7 a second, by pairs: one waits, and one comes 10 ms after its claim
+		for _, later := range []time.Duration{276 * time.Millisecond, 10 * time.Millisecond} {
+			at = at.Add(later)
+			d.Measure(at, 1)
+			if d.PerSec > 10 {
+				t.Fatalf("%v a second where 7 come", d.PerSec)
+			}
+		}
+	}
+	if d.PerSec < 5 {
+		t.Errorf("%v a second where 7 come", d.PerSec)
+	}
+}
+
+// A lease is to last two seconds, or the period if that is shorter. It is at least what waits and the rule's size, at
+// most the limit; a part of a token is a token.
+func TestDemandWants(t *testing.T) {
+	for _, c := range []struct {
+		perSec               float64
+		waiting, fixed, want tokens
+		unit                 ratelimit.Unit
+	}{
+		{30, 0, 0, 60, ratelimit.Minute},
+		{30, 0, 0, 30, ratelimit.Second},
+		{0.2, 0, 0, 1, ratelimit.Minute},
+		{1e6, 0, 0, 1000, ratelimit.Minute},
+		{0, 3, 0, 3, ratelimit.Minute},
+		{30, 3, 10, 10, ratelimit.Minute},
+		{30, 13, 10, 13, ratelimit.Minute},
+	} {
+		rule := testRule(ratelimit.Limit{Unit: c.unit, Requests: 1000})
+		rule.Coordination.Lease.Fixed = c.fixed
+		if got := (&Demand{PerSec: c.perSec}).Want(rule, c.waiting); got != c.want {
+			t.Errorf("%+v: it wants %d", c, got)
+		}
+	}
+}
+
+// However long the trips and however the clocks drift, within MaxSkew, the truth stays within the bounds, and they are
+// soon narrower than a trip.
+func TestLedgerClockBoundsTheTruth(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		between := func(lo, hi time.Duration) time.Duration { return lo + time.Duration(rnd.Int64N(int64(hi-lo)+1)) }
+		epoch := 1_800_000_000 * time.Second
+		rate := 1 + (2*rnd.Float64()-1)/MaxSkew
+		there := func(x instant) time.Duration { return epoch + time.Duration(rate*float64(x)) }
+		var c LedgerClock
+		at := instant(0)
+		for range 200 {
+			at = at.Add(between(0, 2*time.Second))
+			out, back := between(50*time.Microsecond, 50*time.Millisecond), between(50*time.Microsecond, 50*time.Millisecond)
+			handled := ledgerTime(there(at.Add(out)) / time.Microsecond)
+			c.Observe(at, at.Add(out+back), handled, handled)
+			at = at.Add(out + back)
+			// An event of the ledger, up to ten seconds from now.
+			event := ledgerTime((there(at) + between(0, 10*time.Second)) / time.Microsecond)
+			if x := c.NotBefore(at, event); there(x) > nanos(event) {
+				t.Fatalf("seed %d: it is said to be before %v, and it is %v after", seed, event, there(x)-nanos(event))
+			}
+			if early, late := c.Between(at); nanos(early) > there(at) || nanos(late+1) < there(at) {
+				t.Fatalf("seed %d: it is said to be from %v to %v, and it is %v", seed, early, late, there(at))
+			}
+		}
+		if gap := c.Hi - c.Lo; gap > 30*time.Millisecond {
+			t.Errorf("seed %d: known to %v only, with trips of up to 100 ms", seed, gap)
+		}
+	}
+}
+
+// The clocks of several servers are all within the bounds, also that of a new one, and of one that is left. When the
+// ledger's clock is set, what was known is no hindrance.
+func TestLedgerClockIsSet(t *testing.T) {
+	const begins = ledgerTime(5_000_000)
+	var c LedgerClock
+	for i, s := range []struct{ from, to, early, late ledgerTime }{
+		{begins, begins, 0, 10},
+		{begins, begins + 50_000, 0, 50_000},
+		{begins, begins, -10, 10},
+		{1_000_000, 1_000_000, 1_000_000 - begins, 1_000_010 - begins},
+	} {
+		at := instant(2000*i + 1000)
+		c.Observe(at, at+1000, s.from, s.to)
+		early, late := c.Between(at + 1000)
+		if early > s.from+2 || late < s.to || early < begins+s.early-10 || late > begins+s.late+10 {
+			t.Errorf("observation %d: it is from %d to %d, and must be from %d to %d", i, early, late, s.from, s.to)
 		}
 	}
 }

@@ -8,11 +8,16 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/sluice-gate/sluice/leasing/local"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// What strangers can have gossip do, which real sockets show late or not at all.
+// What strangers can have gossip do, which real sockets show late or not at all, and bounds that no message shows.
 
 // Of memberlist's log, only errors caused by a message are reported: with its sender, and whether it could be decrypted.
 func TestGossipTellsOfStrangers(t *testing.T) {
@@ -162,5 +167,97 @@ func TestGossipIsReachedAtThePeersAddress(t *testing.T) {
 		if at, want := g.list.LocalNode().Address(), net.JoinHostPort(c.host, port); at != want {
 			t.Errorf("others gossip with %s, want %s", at, want)
 		}
+	}
+}
+
+// nowhere are wires on which nothing arrives.
+type nowhere struct{}
+
+func (nowhere) Dial(string, []byte)       {}
+func (nowhere) HangUp(string)             {}
+func (nowhere) Send(string, bool, []byte) {}
+
+// unheard is a node that has introduced itself to b:1, which owns keys and never answers.
+func unheard(now *instant) *Stepped {
+	clock := func() instant { return *now }
+	s := NewStepped(SteppedOptions{
+		Options: Options{Addr: "a:1"}, Incarnation: 1, Clock: clock, Random: func() float64 { return 0 }, Wires: nowhere{},
+		After: func(time.Duration, func()) {}, Local: local.New(10, *now, time.Unix(1_800_000_000, 0)),
+	})
+	s.Found([]string{"b:1"})
+	s.opened(*now, s.members()[0], &wire.Hello{Version: version, Addr: "b:1", Incarnation: 7, Changes: 2})
+	s.Pump()
+	return s
+}
+
+// So many accounts are looked for at a time, each once for all who wait. A search keeps no memory of requests that have
+// ended, and ends.
+func TestMostFetches(t *testing.T) {
+	now := instant(time.Second)
+	s := unheard(&now)
+	key := func(i int) []byte { return fmt.Append(nil, "key ", i) }
+	f := s.fetch(key(0), nil)
+	if s.fetch(key(0), nil) != f || f == nil || f.open != 1 {
+		t.Errorf("it is looked for twice: %+v", f)
+	}
+	for i := range 2 * maxFetches {
+		s.fetch(key(i), make(bell, 1))
+	}
+	if n := len(s.fetches); n > maxFetches {
+		t.Errorf("%d accounts are looked for", n)
+	}
+	now = now.Add(fetchFor)
+	s.endFetches(now)
+	if f.state != fetchAgain || len(s.fetches) > 0 {
+		t.Errorf("after %v %d accounts are looked for", fetchFor, len(s.fetches))
+	}
+}
+
+// The lag of another's clock is the minimum over the messages of the last ten to twenty seconds. A lag below the travel
+// time of a message counts as 0, but a clock that is ahead always counts. After a long silence it begins again.
+func TestClocksAreCompared(t *testing.T) {
+	const ms = time.Millisecond
+	var in inbox
+	at := instant(time.Second) // also in the first seconds of this node
+	for i, c := range []struct {
+		after       time.Duration
+		later, want time.Duration
+	}{
+		{0, 30 * ms, 30 * ms},
+		{0, 20 * ms, 20 * ms},
+		{time.Second, 40 * ms, 20 * ms},
+		{compareFor - time.Second, 25 * ms, 20 * ms}, // the first stretch goes on to here
+		{1, 50 * ms, 20 * ms},                        // in the next one the last still counts
+		{compareFor, 60 * ms, 20 * ms},
+		{1, 70 * ms, 50 * ms}, // and now not
+		{0, 6 * ms, 6 * ms},
+		{0, 5 * ms, 0}, // as a message takes
+		{0, 0, 0},
+		{0, -1, -1},
+		{2 * compareFor, 40 * ms, -1},
+		{2*compareFor + 1, 60 * ms, 60 * ms}, // it was silent for so long
+	} {
+		at = at.Add(c.after)
+		if got := in.compare(at, c.later); got != c.want {
+			t.Errorf("message %d, %v later than sent: %v, want %v", i, c.later, got, c.want)
+		}
+	}
+}
+
+// Of the addresses that are found, as many are used as there may be nodes, and those that can be dialled.
+func TestFoundAddressesAreBounded(t *testing.T) {
+	var told string
+	n := New(local.New(10, 1, time.Now()), Options{Addr: "a:1", OnPeer: func(_ string, err error) { told = err.Error() }},
+		ratelimit.MonotonicClock(), time.Now())
+	found := []string{"", "a", "a:b", strings.Repeat("x", 300) + ":1"}
+	for i := range maxPeers + 10 {
+		found = append(found, fmt.Sprintf("10.0.%d.%d:1", i/250, i%250))
+	}
+	used := n.usable(found)
+	if len(used) != maxPeers || used[0] != "10.0.0.0:1" || n.Stats().RejectedBy["address"] != 14 {
+		t.Errorf("%d are used, from %q on, and %v rejected", len(used), used[0], n.Stats().RejectedBy)
+	}
+	if !strings.Contains(told, "of 1014 addresses found, 1000 are used") {
+		t.Error(told)
 	}
 }
