@@ -160,39 +160,31 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-func rulesSchema(t *testing.T) *jsonschema.Schema {
-	t.Helper()
+// Of the mistakes in cmd/sluice/testdata/mistakes.md, an editor with the schema shows those in the
+// names and types of fields; of rules that are good it shows nothing.
+func TestRulesSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile(top + "docs/reference/rules.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return schema
-}
-
-// judge is what the schema says of a text; whole says whether it is YAML at all.
-func judge(t *testing.T, schema *jsonschema.Schema, text string) (whole bool, err error) {
-	t.Helper()
-	data, err := yaml.YAMLToJSON([]byte(text))
-	if err != nil {
-		return false, err
+	// judge is what the schema says of a text; whole says whether it is YAML at all.
+	judge := func(text string) (whole bool, err error) {
+		data, err := yaml.YAMLToJSON([]byte(text))
+		if err != nil {
+			return false, err
+		}
+		var value any
+		if err := json.Unmarshal(data, &value); err != nil {
+			t.Fatal(err)
+		}
+		return true, schema.Validate(value)
 	}
-	var value any
-	if err := json.Unmarshal(data, &value); err != nil {
-		t.Fatal(err)
-	}
-	return true, schema.Validate(value)
-}
-
-// Of the mistakes in cmd/sluice/testdata/mistakes.md, an editor with the schema shows those in the
-// names and types of fields; of rules that are good it shows nothing.
-func TestRulesSchema(t *testing.T) {
-	schema := rulesSchema(t)
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```")
 	shown := 0
 	for _, section := range strings.Split(string(file(t, "cmd/sluice/testdata/mistakes.md")), "\n### ")[1:] {
 		title, _, _ := strings.Cut(section, "\n")
 		for _, m := range blocks.FindAllStringSubmatch(section, -1) {
-			whole, err := judge(t, schema, m[1])
+			whole, err := judge(m[1])
 			if err != nil {
 				shown++
 			}
@@ -215,7 +207,7 @@ func TestRulesSchema(t *testing.T) {
 			if !strings.HasPrefix(m[1], "domain:") {
 				continue
 			}
-			if _, err := judge(t, schema, m[1]); err != nil {
+			if _, err := judge(m[1]); err != nil {
 				t.Errorf("%s: %v of\n%s", name, err, m[1])
 			}
 		}
