@@ -115,15 +115,14 @@ func (k calendar) cut(w Window) LedgerTime {
 	for t := time.Unix(wanted-36*3600, 0).In(k.zone); ; {
 		_, offset := t.Zone()
 		_, until := t.ZoneBounds()
-		// Package time ends a zone's leap years from 2040 on, of which only rules are known, a day too early.
-		if !until.IsZero() && !until.After(t) {
-			until = t.Add(24 * time.Hour)
-		}
+		// Package time ends the leap years from 2040 on, which it knows by a zone's rules, a day too early. No offset is in
+		// force for less than an hour.
+		ends := max(until.Unix(), t.Unix()+3600)
 		at := max(t.Unix(), wanted-int64(offset))
-		if until.IsZero() || at < until.Unix() {
+		if until.IsZero() || at < ends {
 			return LedgerTime(at) * LedgerTime(time.Second/time.Microsecond)
 		}
-		t = until
+		t = time.Unix(ends, 0).In(k.zone)
 	}
 }
 
