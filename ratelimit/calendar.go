@@ -115,8 +115,8 @@ func (k calendar) cut(w Window) LedgerTime {
 	for t := time.Unix(wanted-36*3600, 0).In(k.zone); ; {
 		_, offset := t.Zone()
 		_, until := t.ZoneBounds()
-		// Package time ends the leap years from 2040 on, which it knows by a zone's rules, a day too early. No offset is in
-		// force for less than an hour.
+		// In years of which a zone has only rules, from 2038 on, package time ends each leap year a day too early. No
+		// offset is in force for less than an hour.
 		ends := max(until.Unix(), t.Unix()+3600)
 		at := max(t.Unix(), wanted-int64(offset))
 		if until.IsZero() || at < ends {
