@@ -208,8 +208,8 @@ descriptors:
 	}
 }
 
-// A small request after many large ones is not decided after all of them. A small body behind many large ones waits for a
-// turn of each, and not for all of each.
+// A small request after many large ones is not decided after all of them. A small body behind many large ones waits for
+// a turn of each, and not for all of each.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	// overtaken does many large pieces of work and then a small one, with one processor, which runs ready work in the
 	// order of its arrival. It returns how many were done before the small one.
