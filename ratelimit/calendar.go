@@ -115,11 +115,14 @@ func (k calendar) cut(w Window) LedgerTime {
 	for t := time.Unix(wanted-36*3600, 0).In(k.zone); ; {
 		_, offset := t.Zone()
 		_, until := t.ZoneBounds()
+		// In years of which a zone has only rules, from 2038 on, package time ends each leap year a day too early. No
+		// offset is in force for less than an hour.
+		ends := max(until.Unix(), t.Unix()+3600)
 		at := max(t.Unix(), wanted-int64(offset))
-		if until.IsZero() || at < until.Unix() {
+		if until.IsZero() || at < ends {
 			return LedgerTime(at) * LedgerTime(time.Second/time.Microsecond)
 		}
-		t = until
+		t = time.Unix(ends, 0).In(k.zone)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -486,18 +487,33 @@ func eachStore(t *testing.T, test func(*testing.T, storeServer)) {
 	eachKind(t, func(t *testing.T, kind string) { test(t, startStore(t, kind)) })
 }
 
-// slowStore is a Redis behind a proxy.
-type slowStore struct {
-	*redistest.Server
+// farStore is a store behind a proxy that delays its replies.
+type farStore struct {
+	storeServer
 	proxy *redistest.Proxy
 }
 
-func newSlowStore(t testing.TB) slowStore {
-	server := redistest.Start(t)
-	return slowStore{server, redistest.NewProxy(t, server.Addr)}
+func newFarStore(t testing.TB, s storeServer) farStore {
+	u, err := url.Parse(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return farStore{s, redistest.NewProxy(t, u.Host)}
 }
 
-func (s slowStore) URL() string { return "redis://" + s.proxy.Addr }
+func (s farStore) URL() string {
+	u, err := url.Parse(s.storeServer.URL())
+	if err != nil {
+		return err.Error()
+	}
+	u.Host = s.proxy.Addr
+	if strings.HasPrefix(u.Scheme, "postgres") {
+		q := u.Query()
+		q.Set("pool_max_conns", "40") // a round trip takes one, and several are under way
+		u.RawQuery = q.Encode()
+	}
+	return u.String()
+}
 
 // listens is a listener on a free port, until the test ends.
 func listens(t testing.TB) net.Listener {

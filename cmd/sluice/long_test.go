@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	goflag "flag"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"regexp"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/program"
 )
 
@@ -26,26 +24,6 @@ var (
 	regionsLong = goflag.Bool("regions", false, "TestRegions plays each algorithm at 80 and 150 ms, for a window of a minute each")
 	quiet       = goflag.Duration("quiet", 0, "how long TestNoFalseAlarm loads a fleet; 0: it is left out")
 )
-
-// farStore is a store behind a proxy that delays its replies.
-type farStore struct {
-	storeServer
-	address string
-}
-
-func (s farStore) URL() string {
-	u, err := url.Parse(s.storeServer.URL())
-	if err != nil {
-		return err.Error()
-	}
-	u.Host = s.address
-	if strings.HasPrefix(u.Scheme, "postgres") {
-		q := u.Query()
-		q.Set("pool_max_conns", "40") // a round trip takes one, and several are under way
-		u.RawQuery = q.Encode()
-	}
-	return u.String()
-}
 
 // Three regions are far from their store. Demand of one and a half times a limit gets at least 98 % of it in a window,
 // and nothing beyond. Demand that moves from region to region gets 95 %.
@@ -61,16 +39,12 @@ descriptors:
 		t.Helper()
 		window, limit := time.Duration(seconds)*time.Second, 100*seconds
 		store := startStore(t, kind)
-		target, err := url.Parse(store.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
 		var fleets []*fleet // of two nodes each
 		for i := range 3 {
-			p := redistest.NewProxy(t, target.Host)
-			p.Delay(trip)
+			far := newFarStore(t, store)
+			far.proxy.Delay(trip)
 			fleets = append(fleets, newFleet(t, 2, setup{
-				rules: fmt.Sprintf(rules, 5*trip, seconds, limit), store: farStore{store, p.Addr}, ring: 2,
+				rules: fmt.Sprintf(rules, 5*trip, seconds, limit), store: far, ring: 2,
 				env: []string{fmt.Sprint("REGION=region-", i), "MAX_WAIT=1s", "REDIS_POOL_SIZE=40"},
 			}))
 		}

@@ -148,15 +148,6 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// docs/reference/settings.md and the schema of settings files are what the settings make them.
-func TestSettingsPage(t *testing.T) {
-	for page, flag := range map[string]string{"docs/reference/settings.md": "--markdown", "docs/reference/settings.schema.json": "--schema"} {
-		if _, out, errs := runLine("settings", flag); out != read(t, page) {
-			t.Errorf("%s is not what sluice settings %s prints (%s): make settings", page, flag, errs)
-		}
-	}
-}
-
 // The ring's own budgets for outages follow the wall clock, as the base's do.
 func TestClockOfANodeInARing(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)

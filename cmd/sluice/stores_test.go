@@ -186,7 +186,7 @@ descriptors:
 	}{{1, 0}, {3, 0}, {3, 50 * time.Millisecond}, {6, 50 * time.Millisecond}} {
 		t.Run(fmt.Sprintf("%d nodes, %v", c.nodes, c.delay), func(t *testing.T) {
 			t.Parallel()
-			server := newSlowStore(t)
+			server := newFarStore(t, aRedis(t))
 			f := newFleet(t, c.nodes, setup{rules: rules, store: server})
 			// seats are how many nodes have each drift seat; -1 is that of nodes without one.
 			seats := func() map[int]int {

@@ -45,7 +45,7 @@ descriptors:
 	// troubled is a fleet in a trouble. Its store is behind a proxy.
 	type troubled struct {
 		*fleet
-		server slowStore
+		server farStore
 	}
 	// trouble is a thing that goes wrong, and the lead by which an operator finds it.
 	type trouble struct {
@@ -137,7 +137,7 @@ descriptors:
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := newSlowStore(t)
+			server := newFarStore(t, aRedis(t))
 			x := &troubled{newFleet(t, 2, setup{rules: rules, store: server}), server}
 			asked := 0
 			usual := func(x *troubled, i int) { x.nodes[0].admits(1, "user", fmt.Sprint(i)) }
@@ -185,7 +185,7 @@ descriptors:
 			if *exercise != "" {
 				file := filepath.Join(*exercise, filepath.Base(t.Name()))
 				writeFile(t, file, fmt.Sprintf("The debug ports of its nodes are %s %s.\nRules: %s\nRedis: %s\n",
-					first.debug, x.nodes[1].debug, x.file, server.Addr))
+					first.debug, x.nodes[1].debug, x.file, server.storeServer.URL()))
 				for end := time.Now().Add(30 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 					if _, err := os.Stat(file + ".done"); err == nil {
 						break

@@ -120,6 +120,43 @@ const prometheusIsLetIn = "{port: debug}] from: - namespaceSelector: matchLabels
 
 // The rendered chart fits Kubernetes' types, and its parts fit together.
 func TestChartRenders(t *testing.T) {
+	holdsTogether := func(name string, d *apps.Deployment) {
+		t.Helper()
+		pod := d.Spec.Template.Spec
+		c := pod.Containers[0]
+		ports := map[string]bool{}
+		for _, p := range c.Ports {
+			ports[p.Name] = true
+		}
+		env := map[string]string{}
+		for _, e := range c.Env {
+			if _, twice := env[e.Name]; twice {
+				t.Errorf("%s: %s is set twice", name, e.Name)
+			}
+			env[e.Name] = e.Value
+		}
+		switch {
+		case !ports["grpc"] || !ports["http"] || !ports["debug"]:
+			t.Errorf("%s: ports %v", name, ports)
+		case ports["peers"] != (env["PEERS"] != ""):
+			t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
+		case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
+			t.Errorf("%s lacks probes", name)
+		case pod.EnableServiceLinks == nil || *pod.EnableServiceLinks: // STATSD_PORT, where there is a Service statsd
+			t.Errorf("%s gets settings from Services", name)
+		case c.StartupProbe.TCPSocket == nil || c.LivenessProbe.TCPSocket == nil: // health waits for the store, for as long as it takes
+			t.Errorf("%s restarts in an outage of the store", name)
+		case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
+			t.Errorf("%s: %d s to end, drains for %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"])
+		case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
+			t.Errorf("%s has rights that it does not need", name)
+		}
+		for label, value := range d.Spec.Selector.MatchLabels {
+			if d.Spec.Template.Labels[label] != value {
+				t.Errorf("%s: its pods do not have %s", name, label)
+			}
+		}
+	}
 	for name, s := range settings(t) {
 		kinds := map[string]int{}
 		for _, d := range render(t, s.Values) {
@@ -129,7 +166,7 @@ func TestChartRenders(t *testing.T) {
 			}
 			kinds[kind]++
 			if deployment, ok := object.(*apps.Deployment); ok {
-				holdsTogether(t, name, deployment)
+				holdsTogether(name, deployment)
 			}
 			if kind == "NetworkPolicy" && name == "everything" && !strings.Contains(strings.Join(strings.Fields(d), " "), prometheusIsLetIn) {
 				t.Errorf("%s: the ServiceMonitor is not let in:\n%s", name, d)
@@ -140,44 +177,6 @@ func TestChartRenders(t *testing.T) {
 		}
 		if !maps.Equal(kinds, s.Kinds) {
 			t.Errorf("%s renders %v, want %v", name, kinds, s.Kinds)
-		}
-	}
-}
-
-func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
-	t.Helper()
-	pod := d.Spec.Template.Spec
-	c := pod.Containers[0]
-	ports := map[string]bool{}
-	for _, p := range c.Ports {
-		ports[p.Name] = true
-	}
-	env := map[string]string{}
-	for _, e := range c.Env {
-		if _, twice := env[e.Name]; twice {
-			t.Errorf("%s: %s is set twice", name, e.Name)
-		}
-		env[e.Name] = e.Value
-	}
-	switch {
-	case !ports["grpc"] || !ports["http"] || !ports["debug"]:
-		t.Errorf("%s: ports %v", name, ports)
-	case ports["peers"] != (env["PEERS"] != ""):
-		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
-	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
-		t.Errorf("%s lacks probes", name)
-	case pod.EnableServiceLinks == nil || *pod.EnableServiceLinks: // STATSD_PORT, where there is a Service statsd
-		t.Errorf("%s gets settings from Services", name)
-	case c.StartupProbe.TCPSocket == nil || c.LivenessProbe.TCPSocket == nil: // health waits for the store, for as long as it takes
-		t.Errorf("%s restarts in an outage of the store", name)
-	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
-		t.Errorf("%s: %d s to end, drains for %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"])
-	case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
-		t.Errorf("%s has rights that it does not need", name)
-	}
-	for label, value := range d.Spec.Selector.MatchLabels {
-		if d.Spec.Template.Labels[label] != value {
-			t.Errorf("%s: its pods do not have %s", name, label)
 		}
 	}
 }

@@ -128,54 +128,49 @@ func TestIstio(t *testing.T) {
 	for _, name := range []string{"ratelimit", "llm"} {
 		t.Run(name, func(t *testing.T) {
 			f := parsed[istio.EnvoyFilter](t, "deploy/istio/"+name+".yaml")
-			envoyFilter(t, &f)
-		})
-	}
-}
-
-func envoyFilter(t *testing.T, f *istio.EnvoyFilter) {
-	t.Helper()
-	var limit ratelimit.RateLimit
-	var own ratelimit.RateLimitPerRoute
-	asked := ""
-	for _, p := range f.Spec.ConfigPatches {
-		into := map[istioapi.EnvoyFilter_ApplyTo]proto.Message{
-			istioapi.EnvoyFilter_HTTP_FILTER: &hcm.HttpFilter{}, istioapi.EnvoyFilter_CLUSTER: &cluster.Cluster{}, istioapi.EnvoyFilter_VIRTUAL_HOST: &route.VirtualHost{},
-			istioapi.EnvoyFilter_LISTENER: &listener.Listener{},
-		}[p.ApplyTo]
-		text, err := protojson.Marshal(p.Patch.Value)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := protojson.Unmarshal(text, into); err != nil {
-			t.Fatalf("%v: %v", p.ApplyTo, err)
-		}
-		switch m := into.(type) {
-		case *hcm.HttpFilter:
-			if m.Name == "envoy.filters.http.ratelimit" {
-				err = errors.Join(m.GetTypedConfig().UnmarshalTo(&limit), limit.ValidateAll())
-			}
-		case *cluster.Cluster:
-			asked, err = m.Name, m.ValidateAll()
-		case *route.VirtualHost:
-			if c := m.TypedPerFilterConfig["envoy.filters.http.ratelimit"]; c != nil {
-				err = errors.Join(c.UnmarshalTo(&own), own.ValidateAll())
-			}
-			for _, r := range m.RateLimits {
-				if r.HitsAddend != nil {
-					t.Error("Envoy does not read hits_addend in rate_limits of a host")
+			var limit ratelimit.RateLimit
+			var own ratelimit.RateLimitPerRoute
+			asked := ""
+			for _, p := range f.Spec.ConfigPatches {
+				into := map[istioapi.EnvoyFilter_ApplyTo]proto.Message{
+					istioapi.EnvoyFilter_HTTP_FILTER: &hcm.HttpFilter{}, istioapi.EnvoyFilter_CLUSTER: &cluster.Cluster{}, istioapi.EnvoyFilter_VIRTUAL_HOST: &route.VirtualHost{},
+					istioapi.EnvoyFilter_LISTENER: &listener.Listener{},
+				}[p.ApplyTo]
+				text, err := protojson.Marshal(p.Patch.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := protojson.Unmarshal(text, into); err != nil {
+					t.Fatalf("%v: %v", p.ApplyTo, err)
+				}
+				switch m := into.(type) {
+				case *hcm.HttpFilter:
+					if m.Name == "envoy.filters.http.ratelimit" {
+						err = errors.Join(m.GetTypedConfig().UnmarshalTo(&limit), limit.ValidateAll())
+					}
+				case *cluster.Cluster:
+					asked, err = m.Name, m.ValidateAll()
+				case *route.VirtualHost:
+					if c := m.TypedPerFilterConfig["envoy.filters.http.ratelimit"]; c != nil {
+						err = errors.Join(c.UnmarshalTo(&own), own.ValidateAll())
+					}
+					for _, r := range m.RateLimits {
+						if r.HitsAddend != nil {
+							t.Error("Envoy does not read hits_addend in rate_limits of a host")
+						}
+					}
+				}
+				if err != nil {
+					t.Errorf("%v: %v", p.ApplyTo, err)
 				}
 			}
-		}
-		if err != nil {
-			t.Errorf("%v: %v", p.ApplyTo, err)
-		}
-	}
-	if name := limit.RateLimitService.GrpcService.GetEnvoyGrpc().ClusterName; name == "" || name != asked {
-		t.Errorf("the filter asks %q, and the cluster is %q", name, asked)
-	}
-	if own.Domain != "" && own.Domain != limit.Domain {
-		t.Errorf("the limits are of %s, and the filter of %s", own.Domain, limit.Domain)
+			if name := limit.RateLimitService.GrpcService.GetEnvoyGrpc().ClusterName; name == "" || name != asked {
+				t.Errorf("the filter asks %q, and the cluster is %q", name, asked)
+			}
+			if own.Domain != "" && own.Domain != limit.Domain {
+				t.Errorf("the limits are of %s, and the filter of %s", own.Domain, limit.Domain)
+			}
+		})
 	}
 }
 

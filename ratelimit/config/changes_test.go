@@ -22,13 +22,40 @@ import (
 // effects. All settings of a rule are among them.
 func TestChanges(t *testing.T) {
 	before, tried := "", map[string]bool{}
+	budgets := func(t *testing.T, changes string) string {
+		key := func(r *Rules) string {
+			_, key := r.Domain("d").Match([]Entry{{"k", "v1"}}, nil)
+			return string(key)
+		}
+		var out strings.Builder
+		for line := range strings.SplitSeq(changes, "\n") {
+			from, to, _ := strings.Cut(line, " => ")
+			old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, 1))
+			for _, change := range Changes(old, rules) {
+				goesOn := "goes on"
+				if key(old) != key(rules) {
+					goesOn = "begins anew"
+				}
+				for _, e := range EffectsOf(&change) {
+					for _, f := range change.Fields {
+						tried[f.Field] = tried[f.Field] || slices.Contains(e.Fields, f.Field)
+					}
+					if e.Anew != (goesOn != "goes on") && !slices.Contains(e.Fields, "unlimited") {
+						t.Errorf("%s: the budget %s, and Effects says otherwise", line, goesOn)
+					}
+				}
+				fmt.Fprintf(&out, "%s: it %s\n", change.What(), goesOn)
+			}
+		}
+		return out.String()
+	}
 	datadriven.RunTest(t, "testdata/changes.txt", func(t *testing.T, in *datadriven.TestData) string {
 		if in.Cmd == "before" {
 			before = in.Input
 			return ""
 		}
 		if in.Cmd == "budgets" {
-			return budgets(t, before, in.Input, tried)
+			return budgets(t, in.Input)
 		}
 		from, to, _ := strings.Cut(in.Input, "\n==\n")
 		times := 1
@@ -69,34 +96,6 @@ func TestChanges(t *testing.T) {
 			}
 		}
 	}
-}
-
-func budgets(t *testing.T, before, changes string, tried map[string]bool) string {
-	key := func(r *Rules) string {
-		_, key := r.Domain("d").Match([]Entry{{"k", "v1"}}, nil)
-		return string(key)
-	}
-	var out strings.Builder
-	for line := range strings.SplitSeq(changes, "\n") {
-		from, to, _ := strings.Cut(line, " => ")
-		old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, 1))
-		for _, change := range Changes(old, rules) {
-			goesOn := "goes on"
-			if key(old) != key(rules) {
-				goesOn = "begins anew"
-			}
-			for _, e := range EffectsOf(&change) {
-				for _, f := range change.Fields {
-					tried[f.Field] = tried[f.Field] || slices.Contains(e.Fields, f.Field)
-				}
-				if e.Anew != (goesOn != "goes on") && !slices.Contains(e.Fields, "unlimited") {
-					t.Errorf("%s: the budget %s, and Effects says otherwise", line, goesOn)
-				}
-			}
-			fmt.Fprintf(&out, "%s: it %s\n", change.What(), goesOn)
-		}
-	}
-	return out.String()
 }
 
 // There are changes if and only if the fingerprints differ; without any, every request is decided alike.
@@ -212,6 +211,25 @@ func TestFingerprintHasEachField(t *testing.T) {
 	if _, err := ratelimit.NewCalendar(15, time.UTC); err != nil { // so that there is one to set
 		t.Fatal(err)
 	}
+	// changed gives a field another value.
+	changed := func(v reflect.Value) {
+		switch {
+		case v.CanInt():
+			v.SetInt(v.Int() + int64(time.Second))
+		case v.CanUint():
+			v.SetUint(v.Uint() + 1)
+		case v.CanFloat():
+			v.SetFloat(v.Float() + 0.25)
+		case v.Kind() == reflect.Bool:
+			v.SetBool(!v.Bool())
+		case v.Kind() == reflect.String:
+			v.SetString(v.String() + "x")
+		case v.Kind() == reflect.Slice:
+			v.Set(reflect.Append(v, reflect.New(v.Type().Elem()).Elem()))
+		default:
+			v.Set(reflect.ValueOf(map[string]any{"a": "b"}))
+		}
+	}
 	usual := func(from ratelimit.HoldFrom) *ratelimit.Rule {
 		return &ratelimit.Rule{
 			Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: 60, Multiplier: 2},
@@ -239,24 +257,4 @@ func TestFingerprintHasEachField(t *testing.T) {
 		}
 	}
 	try("", func(r *ratelimit.Rule) reflect.Value { return reflect.ValueOf(r).Elem() })
-}
-
-// changed gives a field another value.
-func changed(v reflect.Value) {
-	switch {
-	case v.CanInt():
-		v.SetInt(v.Int() + int64(time.Second))
-	case v.CanUint():
-		v.SetUint(v.Uint() + 1)
-	case v.CanFloat():
-		v.SetFloat(v.Float() + 0.25)
-	case v.Kind() == reflect.Bool:
-		v.SetBool(!v.Bool())
-	case v.Kind() == reflect.String:
-		v.SetString(v.String() + "x")
-	case v.Kind() == reflect.Slice:
-		v.Set(reflect.Append(v, reflect.New(v.Type().Elem()).Elem()))
-	default:
-		v.Set(reflect.ValueOf(map[string]any{"a": "b"}))
-	}
 }

@@ -184,27 +184,6 @@ func TestLargeRequestsGrowOnce(t *testing.T) {
 	}
 }
 
-// overtaken does many large pieces of work and then a small one, with one processor, which runs ready work in the order
-// of its arrival. It returns how many were done before the small one.
-func overtaken(many int, large func(i int), small func()) int32 {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var all sync.WaitGroup
-	var done, before atomic.Int32
-	for i := range many {
-		all.Go(func() {
-			large(i)
-			done.Add(1)
-		})
-	}
-	all.Go(func() {
-		small()
-		before.Store(done.Load())
-	})
-	all.Go(func() {}) // the last one would be the first to run
-	all.Wait()
-	return before.Load()
-}
-
 // Many descriptors of a rule with many names, or with much metadata, do not take the time of one by the other: that
 // would be seconds.
 func TestManyDescriptorsOfALargeRule(t *testing.T) {
@@ -229,10 +208,31 @@ descriptors:
 	}
 }
 
-// A small request after many large ones is not decided after all of them.
+// A small request after many large ones is not decided after all of them. A small body behind many large ones waits for
+// a turn of each, and not for all of each.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
+	// overtaken does many large pieces of work and then a small one, with one processor, which runs ready work in the
+	// order of its arrival. It returns how many were done before the small one.
+	overtaken := func(many int, large func(i int), small func()) int32 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+		var all sync.WaitGroup
+		var done, before atomic.Int32
+		for i := range many {
+			all.Go(func() {
+				large(i)
+				done.Add(1)
+			})
+		}
+		all.Go(func() {
+			small()
+			before.Store(done.Load())
+		})
+		all.Go(func() {}) // the last one would be the first to run
+		all.Wait()
+		return before.Load()
+	}
 	f := newFixture(t, Options{}, testRules)
-	const many = largeAtOnce + largeWaiting
+	const many, bodies = largeAtOnce + largeWaiting, 20
 	calls := make([]*call, many+1)
 	for i := range many {
 		calls[i] = &call{in: f.wired(twenties(500))}
@@ -246,12 +246,6 @@ func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	if n := overtaken(many, answer, func() { answer(many) }); n > many/2 {
 		t.Errorf("%d of %d large requests were decided before a small one", n, many)
 	}
-}
-
-// A small body that comes behind many large ones waits for a turn of each, and not for all of each.
-func TestBodiesTakeTurns(t *testing.T) {
-	f := newFixture(t, Options{}, testRules)
-	const many = 20
 	read := func(size int) func() {
 		r := httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(strings.Repeat("x", size)))
 		return func() {
@@ -260,12 +254,12 @@ func TestBodiesTakeTurns(t *testing.T) {
 			}
 		}
 	}
-	var bodies [many]func()
-	for i := range bodies {
-		bodies[i] = read(MaxRequestBytes)
+	var large [bodies]func()
+	for i := range large {
+		large[i] = read(MaxRequestBytes)
 	}
-	if n := overtaken(many, func(i int) { bodies[i]() }, read(10)); n > many/2 {
-		t.Errorf("%d of %d large bodies were read before a small one", n, many)
+	if n := overtaken(bodies, func(i int) { large[i]() }, read(10)); n > bodies/2 {
+		t.Errorf("%d of %d large bodies were read before a small one", n, bodies)
 	}
 }
 

@@ -338,41 +338,38 @@ func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 // What a call was charged is given back if its caller gave up meanwhile, of all its
 // rules; it is then not answered, and not counted as admitted. What it settles counts, and the cost of what has ended.
 func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
-	callersGiveUp(t, nil)
-	gate := shed.NewGate(20 * time.Millisecond)
-	callersGiveUp(t, gate)
-	if n := gate.Stats().GivenUp; n != 100 {
-		t.Errorf("%d counted as given up", n)
-	}
-}
-
-func callersGiveUp(t *testing.T, gate *shed.Gate) {
-	f := holdFixtureOf(t, testRules+"  - {key: h, hold: {amount: 4}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
-	f.options.Gate = gate
-	hold, _ := f.takes(desc("h=a"))
-	ctx, cancel := context.WithCancel(context.Background())
-	inner := f.limiter
-	f.limiter = &leaver{inner, cancel}
-	ends := descOf("h=a,"+EntryHold+"="+hold, 1)
-	ended := descOf("twenty=b,"+EntryHold+"="+hold, 1)
-	c := &call{in: f.wired(rlsRequest(desc("twenty=a"), desc("five=a"), ends, ended))}
-	for range 100 {
-		if err := f.answer(ctx, c); !errors.Is(err, errGone) {
-			t.Fatalf("answered, with %v", err)
+	for _, gate := range []*shed.Gate{nil, shed.NewGate(20 * time.Millisecond)} {
+		f := holdFixtureOf(t, testRules+
+			"  - {key: h, hold: {amount: 4}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
+		f.options.Gate = gate
+		hold, _ := f.takes(desc("h=a"))
+		ctx, cancel := context.WithCancel(context.Background())
+		inner := f.limiter
+		f.limiter = &leaver{inner, cancel}
+		ends := descOf("h=a,"+EntryHold+"="+hold, 1)
+		ended := descOf("twenty=b,"+EntryHold+"="+hold, 1)
+		c := &call{in: f.wired(rlsRequest(desc("twenty=a"), desc("five=a"), ends, ended))}
+		for range 100 {
+			if err := f.answer(ctx, c); !errors.Is(err, errGone) {
+				t.Fatalf("answered, with %v", err)
+			}
 		}
-	}
-	f.limiter = inner
-	if n := f.left("twenty=b"); n != 0 {
-		t.Errorf("a rule without a hold has %d left of 20, and ended requests cost 100", n)
-	}
-	again := rlsRequest(desc("twenty=a"), desc("five=a"), desc("h=a"))
-	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 57585s", again)
-	if f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
-		t.Errorf("%d counted as OK, %d as errors", f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
-	}
-	want := map[string]uint64{"taken": 2, "open": 4, "settled": 1, "released": 3, "replayed": 99}
-	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
-		t.Errorf("of holds: %v, want %v", got, want)
+		f.limiter = inner
+		if n := f.left("twenty=b"); n != 0 {
+			t.Errorf("a rule without a hold has %d left of 20, and ended requests cost 100", n)
+		}
+		again := rlsRequest(desc("twenty=a"), desc("five=a"), desc("h=a"))
+		f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 57585s", again)
+		if f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
+			t.Errorf("%d counted as OK, %d as errors", f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
+		}
+		want := map[string]uint64{"taken": 2, "open": 4, "settled": 1, "released": 3, "replayed": 99}
+		if got := f.holdsCounted("h"); !maps.Equal(got, want) {
+			t.Errorf("of holds: %v, want %v", got, want)
+		}
+		if gate != nil && gate.Stats().GivenUp != 100 {
+			t.Errorf("%d counted as given up", gate.Stats().GivenUp)
+		}
 	}
 }
 

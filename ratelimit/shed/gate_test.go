@@ -21,6 +21,9 @@ const (
 
 // A gate lets in and refuses calls of two connections, a and b, as testdata/gate.txt has it. Their callers wait for 20 ms.
 func TestGate(t *testing.T) {
+	if before := NewGate(patience).Before(nil); before.Refusal.Code() != codes.Unavailable {
+		t.Errorf("calls over gRPC are refused with %v", before.Refusal)
+	}
 	datadriven.RunTest(t, "testdata/gate.txt", func(t *testing.T, in *datadriven.TestData) string {
 		gate, now, inside := NewGate(patience), start, map[string]int{}
 		duration := func(text string) time.Duration {
@@ -81,6 +84,13 @@ func TestGate(t *testing.T) {
 					fmt.Fprintln(&out, said)
 				}
 				last = said
+			case "enter", "exit": // without a transport
+				if cmd == "exit" {
+					gate.EndNow()
+				} else if err := gate.EnterNow(now); err != nil && last == "" {
+					last = fmt.Sprintf("refused, as over gRPC: %t\n", errors.Is(err, Err))
+					out.WriteString(last)
+				}
 			case "begin": // waits for a decision
 				for range n {
 					gate.Begin()
@@ -162,37 +172,3 @@ func TestGateDoesNotAllocate(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// crowd is more than any node can answer while a gate remembers it, however long the test takes.
-const crowd = 1 << 40
-
-// overloaded fills a gate with calls of very many connections, so that no share is left.
-func overloaded(g *Gate, now ratelimit.Instant) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.inside, g.callers = crowd, crowd
-	g.each, g.measured = 1e6, now
-}
-
-// Without a transport a call is refused while others wait too long.
-func TestEnterNow(t *testing.T) {
-	g := NewGate(patience)
-	if err := g.EnterNow(start); err != nil {
-		t.Fatal(err)
-	}
-	g.EndNow()
-	if s := g.Stats(); s.InFlight != 0 || s.Waiting != 0 {
-		t.Errorf("%+v", s)
-	}
-	overloaded(g, start)
-	if err := g.EnterNow(start); !errors.Is(err, Err) {
-		t.Errorf("overloaded: %v", err)
-	}
-	before := g.Before(func() ratelimit.Instant { return start })
-	if before.Gate.Arrive(before.Clock(), 0, patience) || before.Refusal.Code() != codes.Unavailable {
-		t.Errorf("overloaded, calls over gRPC are let in, or refused with %v", before.Refusal)
-	}
-	if s := g.Stats(); s.InFlight != 0 || s.Waiting != crowd {
-		t.Errorf("%+v", s)
-	}
-}

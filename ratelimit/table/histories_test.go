@@ -404,22 +404,21 @@ func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
 	}
 }
 
-// survives checks that an answered change counts, or that a later one does; and that what it removed did not come back.
-// A store that began anew after its clock was set back gives later changes lower versions.
-func (h *history) survives(r, is Record) {
-	booked := h.booked[r.Key]
-	switch later := slices.ContainsFunc(booked, func(o Record) bool { return o.Above(&r) }); {
-	case !r.Above(&is) || r.Ends != 0 && r.Ends <= h.now:
-	case r.Value != "" && !later:
-		h.failf("%v was set, and %v is there", r, is)
-	case r.Value == "" && is.Value != "" && slices.Index(booked, is) < slices.Index(booked, r):
-		h.failf("%v was removed, and %v is back", r, is)
-	}
-}
-
 // Random fleets in virtual time. Words are lost and late, nodes end and are cut off. The store loses its data, or goes
 // on with an older copy, and its clock is set.
 func TestHistories(t *testing.T) {
+	// survives checks that an answered change counts, or that a later one does; and that what it removed did not come
+	// back. A store that began anew after its clock was set back gives later changes lower versions.
+	survives := func(h *history, r, is Record) {
+		booked := h.booked[r.Key]
+		switch later := slices.ContainsFunc(booked, func(o Record) bool { return o.Above(&r) }); {
+		case !r.Above(&is) || r.Ends != 0 && r.Ends <= h.now:
+		case r.Value != "" && !later:
+			h.failf("%v was set, and %v is there", r, is)
+		case r.Value == "" && is.Value != "" && slices.Index(booked, is) < slices.Index(booked, r):
+			h.failf("%v was removed, and %v is back", r, is)
+		}
+	}
 	for seed := range uint64(*histories) {
 		h := newHistory(seed)
 		if h.lossy = h.Float64() * 0.3; h.IntN(10) < 3 {
@@ -447,7 +446,7 @@ func TestHistories(t *testing.T) {
 		}
 		for key, all := range h.acked {
 			for _, r := range all {
-				h.survives(r, first[key])
+				survives(h, r, first[key])
 			}
 		}
 		if h.wrong != "" {

@@ -105,26 +105,25 @@ func (c *told) holds(answered int) int {
 	return streamCost + len(c.request) - answered
 }
 
-// answerLate answers with the request, after as many milliseconds as its first byte says.
-func answerLate(ctx context.Context, in, out []byte) ([]byte, error) {
-	out = append(out, in...)
-	if len(in) == 0 || in[0] == 0 {
-		return out, nil
-	}
-	wait := time.Duration(in[0]) * time.Millisecond
-	ratelimit.Waits(ctx) // from now on, what is in is another's
-	select {
-	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
-	case <-time.After(wait):
-	}
-	return out, nil
-}
-
 // Random callers in virtual time: their calls are in pieces, wait, are reset, find no window, and their connection is
 // slow, closes, or is drained. Each call that is whole gets its own answer, unless it began after the drain's last one.
 // What waits is held, and outside the gate. When all has ended, nothing is held.
 func TestHistories(t *testing.T) {
+	// answerLate answers with the request, after as many milliseconds as its first byte says.
+	answerLate := func(ctx context.Context, in, out []byte) ([]byte, error) {
+		out = append(out, in...)
+		if len(in) == 0 || in[0] == 0 {
+			return out, nil
+		}
+		wait := time.Duration(in[0]) * time.Millisecond
+		ratelimit.Waits(ctx) // from now on, what is in is another's
+		select {
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case <-time.After(wait):
+		}
+		return out, nil
+	}
 	for seed := range uint64(*histories) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		some := func(of time.Duration) time.Duration { return time.Duration(r.Int64N(int64(of))) }

@@ -5,15 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -195,58 +196,122 @@ func TestRestartedNodeIsNoOther(t *testing.T) {
 	}
 }
 
-// admin --all calls all nodes that the named one has seen, with the token of the environment.
-func TestAdminFindsNodes(t *testing.T) {
-	var calls [2]atomic.Int32
-	var nodes [2]*httptest.Server
-	for i := range nodes {
-		nodes[i] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/console/state" {
-				_, _ = w.Write([]byte(`{"nodes": [{"debug": "` + host(nodes[0]) + `", "here": true}, {"debug": "` + host(nodes[1]) + `"}]}`))
-				return
-			}
-			if r.Header.Get("Authorization") == "Bearer hunter2" {
-				calls[i].Add(1)
-			}
-			_, _ = w.Write([]byte(`{"done": "it"}`))
-		}))
-		defer nodes[i].Close()
-	}
+// admin calls the nodes that are named, or with --all those that the first one has seen, with the token of the
+// environment. A node that does not answer keeps no other from dropping its lease, and the command says so and fails. A
+// reset has all drop the key before, at once.
+func TestAdminCallsEachNode(t *testing.T) {
 	t.Setenv("ADMIN_TOKEN", "hunter2")
-	for _, what := range []string{"reset", "drop"} {
-		if code, _, errs := sluicetest.Run(new(Admin), []string{what, "--all", "--debug", host(nodes[0]), "d", "a=b"}, address); code != 0 {
-			t.Fatal(errs)
-		}
-	}
-	if a, b := calls[0].Load(), calls[1].Load(); a != 3 || b != 3 { // a drop before the reset, and one after it or the reset
-		t.Errorf("%d and %d corrections arrived", a, b)
-	}
-}
-
-// A node that does not answer keeps no other from dropping its lease, and the command says so and fails. A reset has all
-// drop the key before, at once.
-func TestSilentNodeSparesNoOtherItsDrop(t *testing.T) {
 	for what, want := range map[string][]string{
 		"reset": {"first /admin/drop", "last /admin/drop", "first /admin/reset", "last /admin/drop"},
 		"drop":  {"first /admin/drop", "last /admin/drop"},
 	} {
-		var mu sync.Mutex
-		var got []string
-		node := func(name string) string {
-			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				mu.Lock()
-				defer mu.Unlock()
-				got = append(got, name+" "+r.URL.Path)
-				_, _ = w.Write([]byte(`{"done": "it"}`))
-			}))
-			t.Cleanup(s.Close)
-			return host(s)
+		for code, seen := range []bool{true, false} {
+			var mu sync.Mutex
+			var got, all []string
+			node := func(name string) {
+				s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					mu.Lock()
+					defer mu.Unlock()
+					if r.URL.Path == "/console/state" {
+						fmt.Fprintf(w, `{"nodes": [{"debug": %q, "here": true}, {"debug": %q}]}`, all[0], all[1])
+						return
+					}
+					if r.Header.Get("Authorization") == "Bearer hunter2" {
+						got = append(got, name+" "+r.URL.Path)
+					}
+					_, _ = w.Write([]byte(`{"done": "it"}`))
+				}))
+				t.Cleanup(s.Close)
+				all = append(all, host(s))
+			}
+			node("first")
+			node("last")
+			args, failed := []string{what, "--all", "--debug", all[0]}, ""
+			if !seen {
+				args, failed = []string{what, "--debug", all[0] + ",127.0.0.1:1," + all[1]}, "127.0.0.1:1"
+			}
+			is, _, errs := sluicetest.Run(new(Admin), append(args, "d", "a=b"), address)
+			slices.Sort(got[:min(2, len(got))])
+			if is != code || !strings.Contains(errs, failed) || !slices.Equal(got, want) {
+				t.Errorf("%q ends with %d and %s, and calls %q instead of %q", args, is, errs, got, want)
+			}
 		}
-		addresses := node("first") + ",127.0.0.1:1," + node("last")
-		code, _, errs := sluicetest.Run(new(Admin), []string{what, "--token=t", "--debug", addresses, "d", "a=b"}, address)
-		slices.Sort(got[:min(2, len(got))])
-		if code != 1 || !strings.Contains(errs, "127.0.0.1:1") || !slices.Equal(got, want) {
-			t.Errorf("%s ends with %d and %s, and calls %q instead of %q", what, code, errs, got, want)
+	}
+}
+
+// Each line of a file is a request of its own: a bad line costs only itself, and is named. The store's silence ends all.
+func TestImportSetsEachLine(t *testing.T) {
+	var mu sync.Mutex
+	var got []string
+	status := http.StatusOK
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, fmt.Sprint(r.Method, " ", r.URL, " ", r.Header.Get("From"), " ", string(body)))
+		if strings.Contains(r.URL.RawQuery, "none") {
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"error":"no rule matches"}`)
+			return
 		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer node.Close()
+	file := filepath.Join(t.TempDir(), "o.csv")
+	imported := func(text string) (int, string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := sluicetest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
+		return code, out + errs
+	}
+	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x, y\"\n\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
+	slices.Sort(got)
+	want := []string{
+		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x, y"}`,
+		`PUT /v1/overrides/d?a=b ann {"limit":3,"reason":""}`,
+		`PUT /v1/overrides/d?none=1 ann {"limit":2,"reason":""}`,
+		`PUT /v1/overrides/e%20f?a=%2B&c=%26 bob {"limit":0,"reason":""}`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("requests\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, part := range []string{
+		"3 overrides set, 4 lines refused", ":4: " + strings.TrimPrefix(node.URL, "http://") + ": no rule matches",
+		":6: wrong number of fields", ":7: the descriptor is", ":8: limit is",
+	} {
+		if code != 1 || !strings.Contains(said, part) {
+			t.Errorf("exit code %d, and it prints\n%s\nwithout %s", code, said, part)
+		}
+	}
+	for text, part := range map[string]string{
+		"":                                      "no line of column names",
+		"domain,limit\n":                        "the column descriptor is missing",
+		"domain,descriptor,limit,limit\n":       "unknown or repeated column",
+		"domain,descriptor,limit,<script>\n":    "unknown or repeated column",
+		"domain,descriptor,limit\nd,a=b,1\n":    "1 override set, 0 lines refused",
+		"domain,descriptor,limit\nd,\"a=b,1\nx": "extraneous or missing",
+	} {
+		if _, said := imported(text); !strings.Contains(said, part) {
+			t.Errorf("%q prints %s, must be %s", text, said, part)
+		}
+	}
+	// A stray quote costs its own line only, and a mark of the encoding at the beginning of a file nothing.
+	code, said = imported("\ufeffdomain,descriptor,limit,reason\r\nd,a=b,1,\"ticket 1\r\nd,a=c,2,\r\nd,a=d,3,\"ticket 2\r\nd,a=e,4,\"x\"\r\n")
+	if code != 1 || !strings.Contains(said, "2 overrides set, 2 lines refused") || !strings.Contains(said, ":2: ") ||
+		!strings.Contains(said, ":4: ") {
+		t.Errorf("of a file with two stray quotes: %d %s", code, said)
+	}
+	code, said = imported("domain,descriptor,limit\nd,a=" + strings.Repeat("b", 1<<17) + ",x\nd,a=c,2")
+	if code != 1 || !strings.Contains(said, "1 override set, 1 line refused") {
+		t.Errorf("of a file with a long line: %d %s", code, said)
+	}
+	mu.Lock()
+	status = http.StatusServiceUnavailable
+	mu.Unlock()
+	many := "domain,descriptor,limit\n" + "d,a=b,1\n" + "d,a=c,1\n"
+	if code, said := imported(many); code != 1 || !strings.Contains(said, "0 overrides set before: import the file again") {
+		t.Errorf("without a store it ends with %d and %s", code, said)
 	}
 }

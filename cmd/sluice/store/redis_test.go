@@ -7,9 +7,148 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/table"
+	"github.com/sluice-gate/sluice/ratelimit/table/tabletest"
 )
+
+func TestRedisTable(t *testing.T) {
+	for name, args := range map[string][]string{
+		"memory": {"--save", "", "--appendonly", "no"},
+		"disk":   {"--appendonly", "yes", "--appendfsync", "always"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := redistest.Start(t, args...)
+			tabletest.Run(t, tabletest.Server{
+				Open: func(t testing.TB) table.Store {
+					c := s.Client()
+					t.Cleanup(func() { _ = c.Close() })
+					return newRedisFeed(c, "t:")
+				},
+				Restart: func() { s.Kill(); s.Run() },
+				Lose:    func() { s.Do("FLUSHALL") },
+			})
+		})
+	}
+}
+
+func TestRedisClusterTable(t *testing.T) {
+	masters := redistest.Cluster(t, 3)
+	tabletest.Run(t, tabletest.Server{Open: func(t testing.TB) table.Store {
+		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{masters[0].Addr}})
+		t.Cleanup(func() { _ = c.Close() })
+		return newRedisFeed(c, "t:")
+	}})
+}
+
+// switched is a client that finds another master.
+type switched struct{ *redisFeed }
+
+// A replica that lagged is promoted: it lacks a change, and has one that was replaced. Its nodes bring it up to date.
+// So does a master that was a replica of another in between, under the same run.
+func TestRedisTableAfterFailover(t *testing.T) {
+	master, replica := redistest.Start(t), redistest.Start(t)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	open := func(s *redistest.Server) *redisFeed {
+		c := s.Client()
+		t.Cleanup(func() { _ = c.Close() })
+		return newRedisFeed(c, "t:")
+	}
+	store := &switched{open(master)}
+	clock := func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }
+	n := table.NewNode(table.New(nil), store, clock, 1)
+	beat := func() {
+		t.Helper()
+		for more, err := n.Step(t.Context()); more || err != nil; more, err = n.Step(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	set := func(key, value string) {
+		t.Helper()
+		if _, err := n.Set(t.Context(), table.Record{Key: key, Value: value}, table.Any); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(what string, s *redisFeed) {
+		t.Helper()
+		beat()
+		p, err := s.Since(t.Context(), "", 0, 10)
+		got := ""
+		for _, r := range p.Records {
+			got += r.Key + "=" + r.Value + " "
+		}
+		if err != nil || !strings.Contains(got, "ban=0 ") || !strings.Contains(got, "gone= ") {
+			t.Errorf("%s the store has %s(%v)", what, got, err)
+		}
+	}
+	beat()
+	set("ban", "9")
+	set("gone", "9")
+	replica.Do("REPLICAOF", host, port)
+	replica.UntilInfo("replication", "master_link_status:up")
+	replica.Sever(master)
+	set("ban", "0")
+	set("gone", "")
+	if _, err := open(replica).Since(t.Context(), "", 0, 10); err == nil {
+		t.Error("a replica answers")
+	}
+	replica.Do("REPLICAOF", "NO", "ONE")
+	store.redisFeed = open(replica)
+	has("after a failover", store.redisFeed)
+
+	store.redisFeed = open(master) // which has its run, and for a moment the data of another
+	beat()
+	other := redistest.Start(t)
+	host, port, _ = strings.Cut(other.Addr, ":")
+	master.Do("REPLICAOF", host, port)
+	master.UntilInfo("replication", "master_link_status:up")
+	master.Do("REPLICAOF", "NO", "ONE")
+	has("after it was a replica", store.redisFeed)
+}
+
+// Recalls without a pause count as many answers, and not as one beyond the bounds.
+func TestManyRecallsKeepTheSubscription(t *testing.T) {
+	const messages, channel = 2 * mostReply / 64, "sluice:recalled:1"
+	server := redistest.Start(t)
+	f, pool := few, new(metrics.Pool)
+	f.URL = server.Addr
+	o, err := f.options(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewUniversalClient(o)
+	defer client.Close()
+	ledger, err := account.NewRedis(client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		for subscribed := int64(0); subscribed == 0 && ctx.Err() == nil; {
+			subscribed = client.PubSubNumSub(ctx, channel).Val()[channel]
+		}
+		server.Do("EVAL", "for _ = 1, ARGV[1] do redis.call('PUBLISH', ARGV[2], ARGV[3]) end return 1", 0, messages, channel, account.NameOf("", "key", 1))
+	}()
+	got := 0
+	ledger.Recalls(ctx, 1, func(key string, _ ratelimit.Window) {
+		if got++; got == messages || key == "" {
+			cancel()
+		}
+	})
+	if got != messages || pool.Refused.Load() != 0 {
+		t.Errorf("of %d recalls %d arrive, and %d connections are closed", messages, got, pool.Refused.Load())
+	}
+}
 
 // fed is the verdict on a stream that arrives in pieces.
 func fed(stream string, piece int) error {
