@@ -3,6 +3,7 @@
 local MICRO, MOST_BURST, WAITS, STATED = 1000000, 4294967295, 1000000, -1
 -- A missing field is zeros: at is 0, so the bucket is new, and full.
 local level, carry, at, hand, old, fence = unpacked(redis.call('HGET', KEYS[1], 'b'), '<dddddd')
+local new = at == 0
 local function room() return (Limit - hand - old) * MICRO end
 -- refill adds what returns in that time to the level, and sets the remainder. Go computes elapsed x Requests in 128
 -- bits. Here the product is split by whole seconds, so that each part of it is exact as a double.
@@ -16,7 +17,7 @@ local function refill(elapsed)
 end
 
 -- 1. Bring the level to now, slot by slot while there are leases. A clock that went back by less than WAITS stops it.
-if at == 0 then level, at = Limit * MICRO, now end
+if new then level, at = Limit * MICRO, now end
 if at - now >= WAITS then at = now end
 while at < now do
   local stop = now
@@ -54,7 +55,8 @@ level, hand, fence = level - grant * MICRO, hand + lease, max(fence + 1, now)
 -- It expires when the level alone is full, because that loses nothing; and not before leases have ended.
 local lacks = max(0, Limit * MICRO - level)
 local wait = min(lacks > 0 and math.ceil(lacks / Requests * Seconds) or 0, 63072000000000)
+expires(at + max(2 * Slot, wait))
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddd', level, carry, at, hand, old, fence))
-redis.call('PEXPIREAT', KEYS[1], text(floor((at + max(2 * Slot, wait) + 999) / 1000)))
+if new then expires(at + max(2 * Slot, wait)) end
 return reply(0, grant, left + lease, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - left - lease,
   fence, at, 0)

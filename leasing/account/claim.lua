@@ -16,9 +16,10 @@ end
 
 -- A draw, in a Cluster or if its window may be over. On one server, draws are plain increments of these fields.
 if Seq == 0 then
+  expires(Over)
   redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
   redis.call('HINCRBY', KEYS[1], own, text(Want))
-  redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000)))
+  if not got[1] then expires(Over) end
   return reply(0, 0, had + Want, sum + Want + before, -1, 0, now, 0)
 end
 
@@ -96,9 +97,10 @@ end
 
 -- 6. The answer is made before the first write, so that an error in it changes nothing.
 local answer = reply(0, grant, total, sum + before, others, fence, now, recalling and 1 or 0)
+if not got[1] then expires(Over) end
 redis.call('HSET', KEYS[1], 'sum', text(sum), own, text(total), claimed, struct.pack('<ddd', Seq, says, fence),
   'a', struct.pack('<ddddd', spent, fence, asked, pause, least))
 for _, name in ipairs(earlier) do redis.call('HDEL', KEYS[1], 'h:' .. name, 'c:' .. name) end
 -- An existing account has its expiry already.
-if not got[1] then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
+if not got[1] then expires(Over) end
 return answer

@@ -28,6 +28,9 @@ local function unpacked(packed, format)
 end
 -- text writes a number for a command. Lua's own form of a large number has an exponent, which HINCRBY refuses.
 local function text(n) return string.format('%.0f', n) end
+-- expires sets the end of the account. A new one needs it before its first write, too: then it has no effect but to fail
+-- for a user without the right to it. Redis keeps what a script wrote before it failed, and that would stay for ever.
+local function expires(at) redis.call('PEXPIREAT', KEYS[1], text(floor((at + 999) / 1000))) end
 -- reply: code, seq, granted, total, sum, in hand, fence, time, recalling
 local function reply(code, ...) return struct.pack('<ddddddddd', code, Seq, ...) end
 -- nothing is a reply without a settlement.

@@ -313,6 +313,25 @@ func overridden(t *testing.T, s Store) error {
 	return s.Table().Merge(t.Context(), page.Life, old)
 }
 
+// A user who may not set expiries writes no account: it would stay for ever.
+func TestNoAccountWithoutItsExpiry(t *testing.T) {
+	server := []*redistest.Server{redistest.Start(t)}
+	permit(t, server, "-pexpireat")
+	ledger := permitted(t, "SINGLE", server).Ledger()
+	bucket, draw := yearly, halfOf(yearly, 2)
+	bucket.Algorithm, bucket.Burst = ratelimit.TokenBucket, 10
+	draw.Seq = 0
+	for _, c := range []account.Claim{halfOf(yearly, 1), halfOf(yearly, 1), draw, halfOf(bucket, 1)} {
+		g := make([]account.Grant, 1)
+		if _, _, err := ledger.Settle(t.Context(), []account.Claim{c}, g); err == nil && g[0].Err == nil {
+			t.Errorf("%+v is settled", c)
+		}
+	}
+	if names := server[0].Do("KEYS", "*k*"); fmt.Sprint(names) != "[]" {
+		t.Errorf("accounts are left: %v", names)
+	}
+}
+
 // halfOf is a claim of more than half of a limit of 10: a second holder recalls the first.
 func halfOf(l ratelimit.Limit, h ratelimit.Holder) account.Claim {
 	c := account.Claim{Key: "k", Limit: l, Holder: h, Seq: 1, Need: 6, Want: 6}
