@@ -36,7 +36,7 @@ func (c *adminFlags) nodes() ([]string, error) {
 	if err := v.failed(); err != nil {
 		return nil, err
 	}
-	return append(slices.Clone(c.Debug), v.others()...), nil
+	return append(slices.Clone(c.Debug), v.others(nil)...), nil
 }
 
 // adminReset is the command admin reset.
