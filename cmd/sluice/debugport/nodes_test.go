@@ -268,4 +268,18 @@ func TestSilentNodeSparesNoOtherItsDrop(t *testing.T) {
 			t.Errorf("%s ends with %d and %s, and calls %q instead of %q", what, code, errs, got, want)
 		}
 	}
+	var both sync.WaitGroup // all nodes are asked at once: each of two answers when both have been asked
+	both.Add(2)
+	hangs := func() string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			both.Done()
+			both.Wait()
+			_, _ = w.Write([]byte(`{"done": "it"}`))
+		}))
+		t.Cleanup(s.Close)
+		return host(s)
+	}
+	if code, _, errs := sluicetest.Run(new(Admin), []string{"drop", "--token=t", "--debug", hangs() + "," + hangs(), "d", "a=b"}, address); code != 0 {
+		t.Errorf("a node that hangs delays the drop of the other: %s", errs)
+	}
 }
