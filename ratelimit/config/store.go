@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io/fs"
 	"log/slog"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -205,6 +207,10 @@ func (s *Store) Status() Status {
 func (s *Store) KeepLastGood(path string) error {
 	if tree, ok := s.source.(*Tree); ok && (tree.holds(path) || tree.holds(path+newCopy)) {
 		return fmt.Errorf("%s is in %s, from which rules are read: put it elsewhere", path, tree.Path)
+	}
+	// The copy takes the place of what has its name, also of /dev/null, which all processes of a machine use.
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type()&^fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s is no regular file, and the copy would replace it: name a file, or leave it out", path)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
