@@ -227,6 +227,12 @@ func TestCheckDeclaresHoldsAsANumber(t *testing.T) {
 			t.Errorf("%s:\n%s", form, out)
 		}
 	}
+	// The slots need keys that only nodes have, and only those that share a store: check cannot refuse the rules.
+	for flag, needed := range map[string]bool{"--store=redis": true, "--no-store": false} {
+		if _, out := checks(flag, file); strings.Contains(out, "unless HOLD_KEYS or PEERS is set") != needed {
+			t.Errorf("%s:\n%s", flag, out)
+		}
+	}
 }
 
 // A change says what it does to a fleet that gets it node by node.
