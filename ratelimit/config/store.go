@@ -218,9 +218,10 @@ func (s *Store) KeepLastGood(path string) error {
 	return nil
 }
 
-// keepLocked writes the copy. Errors are logged and counted, and cost no rules.
+// keepLocked writes the copy. Errors are logged and counted, and cost no rules. Without any text it stays: a directory
+// is mostly empty because its volume is away, and then the copy is what a restart needs.
 func (s *Store) keepLocked(texts []Text) {
-	if s.lastGood == "" {
+	if s.lastGood == "" || len(texts) == 0 {
 		return
 	}
 	if err := writeCopy(s.lastGood, texts); err != nil {

@@ -93,6 +93,9 @@ func TestRulesAreReplacedAsAWhole(t *testing.T) {
 					source.Static = append(source.Static, f)
 				}
 				says(s.Load())
+			case "none": // an empty directory
+				source.Static, source.err = nil, nil
+				says(s.Load())
 			case "again":
 				says(s.Load())
 			case "gone":
