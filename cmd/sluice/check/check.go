@@ -184,6 +184,8 @@ func (c *Command) Validate() (err error) {
 		return errors.New("--json and --sarif exclude each other")
 	case c.NoStore && c.Store != "" && c.Store != "memory":
 		return errors.New("--store and --no-store exclude each other")
+	case c.Distance.Regions > 1 && c.storage() == declare.OwnMemory:
+		return errors.New("--regions needs a store, which the regions share: leave out --no-store and --store=memory")
 	case c.Quotas.Envoys < 1 || c.Quotas.Envoys > 100_000:
 		return fmt.Errorf("--envoys is %d, must be between 1 and 100000", c.Quotas.Envoys)
 	case c.Store != "" && c.Store != "memory":

@@ -42,8 +42,9 @@ func TestRegions(t *testing.T) {
 	}
 	for flags, want := range map[string]string{
 		"--regions=4": "--regions is 4", "--regions=2": "need each other", "--rtt=80ms": "need each other", "--rtt=2s": "--rtt is 2s",
+		"--regions=2 --rtt=80ms --no-store": "--regions needs a store",
 	} {
-		if code, _, errs := printed(flags, file); code != 2 || !strings.Contains(errs, want) {
+		if code, _, errs := printed(append(strings.Fields(flags), file)...); code != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%s: %d %s, want %q", flags, code, errs, want)
 		}
 	}
