@@ -20,8 +20,8 @@ type Effect struct {
 var Effects = []Effect{
 	{
 		Fields: []string{"requests_per_unit", "burst", "concurrency"},
-		Spent: "stay charged. If they exceed the new limit, requests are refused until the window " +
-			"ends. A bucket shrinks to its new burst",
+		Spent: "stay charged. If they exceed the new limit, requests are refused until the window ends, of a sliding " +
+			"window until the next one ends. A bucket shrinks to its new burst",
 		Leases:    "continue under the old limit on old nodes. Nodes with the new rules claim before they spend",
 		Meanwhile: "the larger limit holds for the fleet",
 	},

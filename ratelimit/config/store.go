@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io/fs"
 	"log/slog"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -206,15 +208,20 @@ func (s *Store) KeepLastGood(path string) error {
 	if tree, ok := s.source.(*Tree); ok && (tree.holds(path) || tree.holds(path+newCopy)) {
 		return fmt.Errorf("%s is in %s, from which rules are read: put it elsewhere", path, tree.Path)
 	}
+	// The copy takes the place of what has its name, also of /dev/null, which all processes of a machine use.
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type()&^fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s is no regular file, and the copy would replace it: name a file, or leave it out", path)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastGood = path
 	return nil
 }
 
-// keepLocked writes the copy. Errors are logged and counted, and cost no rules.
+// keepLocked writes the copy. Errors are logged and counted, and cost no rules. Without any text it stays: a directory
+// is mostly empty because its volume is away, and then the copy is what a restart needs.
 func (s *Store) keepLocked(texts []Text) {
-	if s.lastGood == "" {
+	if s.lastGood == "" || len(texts) == 0 {
 		return
 	}
 	if err := writeCopy(s.lastGood, texts); err != nil {

@@ -93,6 +93,9 @@ func TestRulesAreReplacedAsAWhole(t *testing.T) {
 					source.Static = append(source.Static, f)
 				}
 				says(s.Load())
+			case "none": // an empty directory
+				source.Static, source.err = nil, nil
+				says(s.Load())
 			case "again":
 				says(s.Load())
 			case "gone":
@@ -155,6 +158,11 @@ func TestCopyReplacesNoRules(t *testing.T) {
 		t.Error("a copy among the rules")
 	}
 	s = newStore(Static{{Name: "f", Data: []byte(goodFile)}})
+	for _, no := range []string{os.DevNull, t.TempDir()} {
+		if err := s.KeepLastGood(no); err == nil || !strings.Contains(err.Error(), "no regular file") {
+			t.Errorf("a copy would replace %s: %v", no, err)
+		}
+	}
 	err = errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load())
 	if err != nil || s.Reloads().CopyErrors != 1 {
 		t.Errorf("a copy that cannot be written: %v, %+v", err, s.Reloads())

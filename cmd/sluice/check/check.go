@@ -37,6 +37,7 @@ type Command struct {
 	InFlight       int64                 `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
 	Override       []string              `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
 	NoStore        bool                  `help:"Nodes share no store: each counts alone."`
+	File           settings.File         `name:"settings" placeholder:"FILE" help:"Settings file of the server, whose settings of rules count here, too."`
 	IgnoreDotFiles bool                  `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
 	MergeDomains   bool                  `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
 	CalendarMonths bool                  `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
@@ -183,6 +184,8 @@ func (c *Command) Validate() (err error) {
 		return errors.New("--json and --sarif exclude each other")
 	case c.NoStore && c.Store != "" && c.Store != "memory":
 		return errors.New("--store and --no-store exclude each other")
+	case c.Distance.Regions > 1 && c.storage() == declare.OwnMemory:
+		return errors.New("--regions needs a store, which the regions share: leave out --no-store and --store=memory")
 	case c.Quotas.Envoys < 1 || c.Quotas.Envoys > 100_000:
 		return fmt.Errorf("--envoys is %d, must be between 1 and 100000", c.Quotas.Envoys)
 	case c.Store != "" && c.Store != "memory":

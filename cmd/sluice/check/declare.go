@@ -261,19 +261,24 @@ func (c *Command) heldOver(r *ratelimit.Rule, b *declare.HoldBounds) string {
 		b.HeldOver(ratelimit.Tokens(c.Cost), ratelimit.Tokens(c.InFlight)), c.InFlight, c.Cost)
 }
 
-// holds are the promises of rules with holds.
+// holds are the promises of rules with holds, and the setting without which nodes do not load them.
 func (d declaration) holds() (lines []string) {
+	signed := false
 	for _, r := range d.rules {
 		b, ok := declare.HoldOf(r)
 		if !ok {
 			continue
 		}
+		signed = signed || r.Hold.Identified()
 		text := fmt.Sprintf("%s: hold %s. Over-admission: %s", r.FullName(), b.Hold, d.heldOver(r, &b))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."
 		}
 		lines = append(lines, text)
+	}
+	if signed && d.storage() == declare.SharedStore {
+		lines = append(lines, "Nodes refuse rules whose holds have an id, and concurrency limits, unless HOLD_KEYS or PEERS is set.")
 	}
 	return lines
 }

@@ -36,7 +36,7 @@ func (c *adminFlags) nodes() ([]string, error) {
 	if err := v.failed(); err != nil {
 		return nil, err
 	}
-	return append(slices.Clone(c.Debug), v.others()...), nil
+	return append(slices.Clone(c.Debug), v.others(nil)...), nil
 }
 
 // adminReset is the command admin reset.
@@ -57,41 +57,43 @@ func (c *adminReset) Run(s cli.Streams) error {
 	// The first node that can reset ends the loop. A node that counts alone has reset its own part only, so the loop
 	// goes on.
 	for i, address := range nodes {
-		answer, err := c.call(s, address, "/admin/reset?")
+		answer, err := c.call(address, "/admin/reset?")
+		if err == nil {
+			err = answer.write(s, address)
+		}
 		if err == nil && !answer.Alone {
-			return c.drop(s, slices.Delete(nodes, i, i+1))
+			return errors.Join(c.drop(s, slices.Delete(nodes, i, i+1))...)
 		}
 		errs = append(errs, err) // perhaps another node owns it
 	}
 	return errors.Join(errs...)
 }
 
-// quiet has all nodes drop the key at once: refusals that they report later would be charged after the reset. It
-// returns that a node refuses to. Other errors come up again in the drop after the reset.
+// quiet has all nodes drop the key: refusals that they report later would be charged after the reset. It returns that a
+// node refuses to. Other errors come up again in the drop after the reset.
 func (c *adminFlags) quiet(nodes []string) error {
-	silent := cli.Streams{Out: io.Discard, Err: io.Discard}
-	refused := make([]error, len(nodes))
-	var all sync.WaitGroup
-	for i, address := range nodes {
-		all.Go(func() {
-			_, err := c.call(silent, address, "/admin/drop?")
-			if _, ok := errors.AsType[*refusal](err); ok {
-				refused[i] = err
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(refused...)
+	errs := c.drop(cli.Streams{Out: io.Discard, Err: io.Discard}, nodes)
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool {
+		_, refused := errors.AsType[*refusal](err)
+		return !refused
+	})...)
 }
 
-// drop has each node drop its lease, also after one that does not answer.
-func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
-	var errs []error
-	for _, address := range nodes {
-		_, err := c.call(s, address, "/admin/drop?")
-		errs = append(errs, err)
+// drop has all nodes drop their leases at once, so that one that hangs delays no other. It prints the answers in the
+// order of the nodes, and returns their errors.
+func (c *adminFlags) drop(s cli.Streams, nodes []string) []error {
+	answers, errs := make([]done, len(nodes)), make([]error, len(nodes))
+	var all sync.WaitGroup
+	for i, address := range nodes {
+		all.Go(func() { answers[i], errs[i] = c.call(address, "/admin/drop?") })
 	}
-	return errors.Join(errs...)
+	all.Wait()
+	for i, address := range nodes {
+		if errs[i] == nil {
+			errs[i] = answers[i].write(s, address)
+		}
+	}
+	return errs
 }
 
 // adminDrop is the command admin drop.
@@ -103,14 +105,17 @@ func (c *adminDrop) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	return c.drop(s, nodes)
+	return errors.Join(c.drop(s, nodes)...)
 }
 
-// call sends one command to one node, and prints the node's answer behind its address.
-func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
+// call sends one command to one node.
+func (c *adminFlags) call(address, path string) (answer done, err error) {
 	err = (port{address, c.Token}).call(http.MethodPost, path+c.query(), nil, &answer)
-	if err == nil {
-		_, err = fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
-	}
 	return answer, err
+}
+
+// write prints a node's answer behind its address.
+func (d *done) write(s cli.Streams, address string) error {
+	_, err := fmt.Fprintf(s.Out, "%s: %s\n", address, d.Done)
+	return err
 }

@@ -56,7 +56,7 @@ func lookAt(debug []string, all bool, before *look) *look {
 	v.ask(debug)
 	// Nodes of the fleet are asked after the named ones, whose answers have their addresses.
 	if all {
-		v.ask(v.others())
+		v.ask(v.others(before))
 	}
 	if before != nil {
 		v.remember(before)
@@ -97,10 +97,13 @@ func (v *look) ask(addresses []string) {
 }
 
 // others are the nodes that answers name, without those that were asked. The user may have named a node by another
-// address than it has in the list, such as localhost. Its entry has Here set, so it is not asked twice.
-func (v *look) others() (addresses []string) {
+// address than it has in the list, such as localhost. Its entry has Here set, so it is not asked twice. While no answer
+// names any, those of the look before are asked: the named node may be the one that restarts.
+func (v *look) others(before *look) (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
+	listed := before == nil
 	for i := range v.nodes {
+		listed = listed || len(v.nodes[i].State.Nodes) > 0
 		asked = append(asked, v.nodes[i].Debug)
 		for _, n := range v.nodes[i].State.Nodes {
 			if n.Here {
@@ -115,15 +118,27 @@ func (v *look) others() (addresses []string) {
 			}
 		}
 	}
+	if listed {
+		return addresses
+	}
+	for i := range before.nodes {
+		if address := before.nodes[i].Debug; !slices.Contains(asked, address) {
+			addresses = append(addresses, address)
+		}
+	}
 	return addresses
 }
 
+// leftFor is how long a table keeps the row of a node that has left the registry.
+const leftFor = time.Minute
+
 // remember takes from the look before what nodes said that do not answer, and those nodes that are no longer named. So
-// a table keeps the row of a node that ended, with its last figures and the reason.
+// a table keeps the row of a node that ended, with its last figures and the reason, for leftFor after its last answer.
 func (v *look) remember(before *look) {
 	for _, old := range before.nodes {
 		i := slices.IndexFunc(v.nodes, func(n Node) bool { return n.Debug == old.Debug })
 		switch {
+		case i < 0 && v.at.Sub(old.LastAnswer) >= leftFor: // its row goes
 		case i < 0:
 			old.Err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)

@@ -185,14 +185,33 @@ func TestRestartedNodeIsNoOther(t *testing.T) {
 	again := look{nodes: []Node{{Debug: "localhost:6070", State: console.State{Nodes: []console.Node{
 		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
 	}}}}}
-	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
+	if others := again.others(nil); !slices.Equal(others, []string{"b:6070"}) {
 		t.Errorf("beside a there are %v", others)
 	}
 	for i := range 1000 {
 		again.nodes[0].State.Nodes = append(again.nodes[0].State.Nodes, console.Node{Debug: fmt.Sprint(i)})
 	}
-	if n := len(again.others()); n != 1001 {
+	if n := len(again.others(nil)); n != 1001 {
 		t.Errorf("of 1001 others, %d are asked", n)
+	}
+}
+
+// A node that has ended keeps its row for a minute, and not as long as top runs. While the named node restarts, the others
+// are asked as before: they have not left.
+func TestTopForgetsNodesThatLeft(t *testing.T) {
+	second := showing(t, "abc", 1)
+	first := showing(t, "abc", 1, host(second))
+	before := lookAt([]string{host(first)}, true, nil)
+	first.Close()
+	now := lookAt([]string{host(first)}, true, before)
+	if len(now.nodes) != 2 || now.nodes[0].Err == nil || now.nodes[1].Err != nil {
+		t.Errorf("while one of two nodes restarts, top has %+v", now.nodes)
+	}
+	for after, rows := range map[time.Duration]int{leftFor - 1: 1, leftFor: 0} {
+		later := look{at: now.at.Add(after)}
+		if later.remember(&look{nodes: now.nodes[1:]}); len(later.nodes) != rows {
+			t.Errorf("%v after its last answer, a node that left has %d rows", after, len(later.nodes))
+		}
 	}
 }
 
@@ -236,6 +255,20 @@ func TestAdminCallsEachNode(t *testing.T) {
 				t.Errorf("%q ends with %d and %s, and calls %q instead of %q", args, is, errs, got, want)
 			}
 		}
+	}
+	var both sync.WaitGroup // all nodes are asked at once: each of two answers when both have been asked
+	both.Add(2)
+	hangs := func() string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			both.Done()
+			both.Wait()
+			_, _ = w.Write([]byte(`{"done": "it"}`))
+		}))
+		t.Cleanup(s.Close)
+		return host(s)
+	}
+	if code, _, errs := sluicetest.Run(new(Admin), []string{"drop", "--token=t", "--debug", hangs() + "," + hangs(), "d", "a=b"}, address); code != 0 {
+		t.Errorf("a node that hangs delays the drop of the other: %s", errs)
 	}
 }
 

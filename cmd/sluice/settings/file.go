@@ -36,7 +36,12 @@ type File string
 // same Values, only afterwards.
 func (File) BeforeResolve(ctx *kong.Context, trace *kong.Path, values *Values) (err error) {
 	values.file, _ = ctx.FlagValue(trace.Flag).(File)
-	values.of, err = read(string(values.file), ctx.Selected())
+	node := ctx.Selected()
+	// check reads the file of a server, and has few of its settings itself.
+	if i := slices.IndexFunc(ctx.Model.Children, func(n *kong.Node) bool { return n.Name == "serve" }); i >= 0 {
+		node = ctx.Model.Children[i]
+	}
+	values.of, err = read(string(values.file), node)
 	return err
 }
 
@@ -67,7 +72,7 @@ func (v *Values) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, e
 	return nil, nil //nolint:nilnil // kong's word for "not mine"
 }
 
-// read reads a file, and refuses sections and names that the command does not have. All faults of a file are reported
+// read reads a file, and refuses sections and names that the command of this node does not have. All faults of a file are reported
 // at once, each with its line. Example of a file: store: {redis_url: "redis:6379"}.
 func read(name string, node *kong.Node) (map[string]value, error) {
 	text, err := os.ReadFile(name)

@@ -36,7 +36,7 @@
   valueFrom: {secretKeyRef: {name: {{ .Values.store.urlSecret.name }}, key: {{ .Values.store.urlSecret.key }}}}
 {{- else if .Values.store.url }}
 - {name: STORE_URL, value: {{ .Values.store.url | quote }}}
-{{- else }}
+{{- else if not (hasKey (include "sluice.set" . | fromJson) "STORE_URL") }}
 {{- with .Values.redis }}
 {{- if .urlSecret.name }}
 - name: REDIS_URL
