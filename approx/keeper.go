@@ -44,7 +44,7 @@ type held struct {
 	until      ratelimit.Instant
 	asked      ratelimit.Instant // when it was applied for
 	wanted     Plan              // no seats: no rule needs one
-	agreements []agreement       // Invariant: in the order of since
+	agreements []agreement       // Invariant: in the order of since, except for never
 	probation  probation
 }
 
@@ -148,6 +148,10 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if settled && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
+	// From when it is sent, all others may agree on this plan, also if the answer is lost or comes before that.
+	after := *t
+	after.agreements = withAgreement(t.agreements, wanted, never, now)
+	k.now.Store(&after)
 	return a, true
 }
 

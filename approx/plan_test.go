@@ -71,6 +71,28 @@ func TestMaxNodesChangesWithinAWindow(t *testing.T) {
 	}
 }
 
+// A node reads a larger max_nodes, and takes it back before the answer that all others have agreed on it. As long as
+// they go on under it, the node uses no more than its share of then.
+func TestMaxNodesTakenBackAtOneNode(t *testing.T) {
+	two, four := approxRule(10_000, 2, 10_000), approxRule(10_000, 4, 10_000)
+	r := newRollout(4, two)
+	r.rules[2], r.rules[3] = four, four
+	worst := ratelimit.Tokens(0)
+	for i := range 180 {
+		calls := 0
+		switch i {
+		case 70:
+			r.rules[0] = four
+		case 71:
+			r.rules[0], r.rules[1] = two, four
+		}
+		worst = max(worst, r.step(t, time.Second, func() bool { calls++; return i != 71 || calls > 1 }))
+	}
+	if worst != 100 {
+		t.Errorf("of a budget of 100, %d are spent in a window", worst)
+	}
+}
+
 // For any changes of the rules, late reads, crashes and new nodes, the nodes spend at most the largest budget in force
 // in a window.
 func TestRolloutsStayWithinTheBudget(t *testing.T) {
