@@ -67,7 +67,7 @@ func (s *seat) ended() ratelimit.LedgerTime { return max(s.NotBefore, s.Expires)
 func (s *seat) clamp(now ratelimit.LedgerTime) {
 	s.Expires = min(s.Expires, now.Add(SeatTTL))
 	s.NotBefore = min(s.NotBefore, now)
-	s.Since = min(s.Since, now)
+	s.Since = min(s.Since, now.Add(margin))
 }
 
 // claim is the protocol of seats, in one step:
@@ -88,7 +88,7 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
 				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: min(a.Now.NotBefore, now), Plan: a.Plan,
-				Since: min(a.Now.Since, now),
+				Since: min(a.Now.Since, now.Add(margin)),
 			}
 			seats[own] = s
 			r.Last = max(r.Last, s.Fence)
@@ -96,16 +96,16 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave && own < a.Seats:
 			// Until now, it may have spent under the other plan.
 			if s.Plan != a.Plan {
-				s.Plan, s.Since = a.Plan, now
+				s.Plan, s.Since = a.Plan, now.Add(margin)
 			}
 			s.Expires = now.Add(SeatTTL)
 			return r.tenancy(now, own, a)
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
-			// The next tenant does not use windows that have begun.
-			if !a.Clean {
-				s.NotBefore = now
+			// Unconfirmed spending counts as that of a tenant that goes silent now, and stops a margin before its end.
+			s.Holder, s.Expires = 0, min(s.Expires, now.Add(margin))
+			if a.Clean {
+				s.Expires = 0
 			}
-			s.Holder, s.Expires = 0, 0
 		}
 	}
 	if a.Leave {
