@@ -54,6 +54,9 @@ func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
 		{31, "UTC", "2026-02-28T00:00:00Z", "the last day of a short month"},
 		{31, "UTC", "2028-02-29T00:00:00Z", "of a leap year"},
 		{29, "UTC", "2100-02-28T00:00:00Z", "2100 is none"},
+		{31, "America/New_York", "2040-12-31T05:00:00Z", "the last day of one"},
+		{1, "America/New_York", "2041-01-01T05:00:00Z", "a leap year ends"},
+		{1, "Australia/Sydney", "2040-12-31T13:00:00Z", "a leap year ends in summer"},
 		{31, "Asia/Kathmandu", "2026-04-29T18:15:00Z", "April has 30 days, at +05:45"},
 		{1, "America/Asuncion", "2023-10-01T04:00:00Z", "midnight is left out: clocks go from 00:00 to 01:00"},
 		{26, "Africa/Cairo", "2024-04-25T22:00:00Z", "midnight is left out"},
@@ -86,7 +89,7 @@ func TestBillingMonthsFollowEachOther(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(22, 18))
 	for _, l := range []Limit{
 		billed(t, 1, "UTC"), billed(t, 31, "Pacific/Kiritimati"), billed(t, 15, "America/New_York"),
-		billed(t, 29, "Etc/GMT+12"),
+		billed(t, 29, "Etc/GMT+12"), billed(t, 1, "Europe/Berlin"), billed(t, 31, "Africa/Casablanca"),
 	} {
 		for range 2000 {
 			w := 1 + Window(rnd.IntN(142*12))
