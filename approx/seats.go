@@ -62,12 +62,11 @@ type seat struct {
 // ended is until when the last tenant of a free seat may have spent: one that did not leave, until it expired.
 func (s *seat) ended() ratelimit.LedgerTime { return max(s.NotBefore, s.Expires) }
 
-// clamp is for a ledger whose clock went back: nothing that has happened is to
-// come, and no tenancy lasts longer than it may.
+// clamp is for a ledger whose clock went back. By less than a TTL, the clocks of two servers may differ, or of two nodes
+// for etcd. What has happened by one of them may be to come by the other.
 func (s *seat) clamp(now ratelimit.LedgerTime) {
-	s.Expires = min(s.Expires, now.Add(SeatTTL))
-	s.NotBefore = min(s.NotBefore, now)
-	s.Since = min(s.Since, now.Add(margin))
+	latest := now.Add(SeatTTL)
+	s.Expires, s.NotBefore, s.Since = min(s.Expires, latest), min(s.NotBefore, latest), min(s.Since, latest)
 }
 
 // claim is the protocol of seats, in one step:
@@ -87,9 +86,9 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
-				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: min(a.Now.NotBefore, now), Plan: a.Plan,
-				Since: min(a.Now.Since, now.Add(margin)),
+				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: a.Now.NotBefore, Plan: a.Plan, Since: a.Now.Since,
 			}
+			s.clamp(now)
 			seats[own] = s
 			r.Last = max(r.Last, s.Fence)
 			fallthrough
