@@ -62,11 +62,13 @@ type seat struct {
 // ended is until when the last tenant of a free seat may have spent: one that did not leave, until it expired.
 func (s *seat) ended() ratelimit.LedgerTime { return max(s.NotBefore, s.Expires) }
 
-// clamp is for a ledger whose clock went back. By less than a TTL, the clocks of two servers may differ, or of two nodes
-// for etcd. What has happened by one of them may be to come by the other.
+// clamp is for a ledger whose clock went back. By less than a TTL, the clocks of two servers may differ, or of two
+// nodes for etcd. What has happened by one of them may be to come by the other.
 func (s *seat) clamp(now ratelimit.LedgerTime) {
 	latest := now.Add(SeatTTL)
-	s.Expires, s.NotBefore, s.Since = min(s.Expires, latest), min(s.NotBefore, latest), min(s.Since, latest)
+	s.Expires = min(s.Expires, latest)
+	s.NotBefore = min(s.NotBefore, latest)
+	s.Since = min(s.Since, latest)
 }
 
 // claim is the protocol of seats, in one step:
