@@ -12,8 +12,8 @@ import (
 // SeatTTL is how long a seat is held without renewal. It is renewed at half.
 const SeatTTL = 10 * time.Second
 
-// margin is what the clocks of node and ledger may differ by over a TTL: the
-// tenant stops that much earlier.
+// margin is what the clocks of node and ledger may differ by over a TTL: the tenant stops that much earlier. By as much
+// the clocks of the servers of a Cluster may differ, of which one has the seats, and each the windows of its keys.
 const margin = SeatTTL / 20
 
 // seatless is how long a node that found all seats taken waits until it applies again.
@@ -44,7 +44,7 @@ type held struct {
 	until      ratelimit.Instant
 	asked      ratelimit.Instant // when it was applied for
 	wanted     Plan              // no seats: no rule needs one
-	agreements []agreement       // Invariant: in the order of since
+	agreements []agreement       // Invariant: in the order of since, except for never
 	probation  probation
 }
 
@@ -148,6 +148,10 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if settled && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
+	// From when it is sent, all others may agree on this plan, also if the answer is lost or comes before that.
+	after := *t
+	after.agreements = withAgreement(t.agreements, wanted, never, now)
+	k.now.Store(&after)
 	return a, true
 }
 

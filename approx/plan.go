@@ -3,6 +3,7 @@ package approx
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -79,8 +80,8 @@ func divisionOf(r *ratelimit.Rule) division {
 	return division{r.Coordination.DriftBudget, r.Coordination.MaxNodes}
 }
 
-// agreement is a plan that all tenants had, in all windows that began at since or
-// later, until the next agreement.
+// agreement is a plan that all tenants had, in all windows that began at since or later, until the next agreement. With
+// since never, this node has applied under the plan, and the others may agree on it at any time.
 type agreement struct {
 	plan    Plan
 	since   ratelimit.LedgerTime
@@ -91,11 +92,17 @@ type agreement struct {
 // first of them there is no share.
 const mostAgreements = 8
 
+// never is a since that no window has reached.
+const never = ratelimit.LedgerTime(math.MaxInt64)
+
 // withAgreement adds an agreement to those before, if it is another. The one before stays: windows that began under it
 // go on.
 func withAgreement(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimit.Instant) []agreement {
 	if n := len(before); n > 0 && before[n-1].plan.id == p.id {
-		return before
+		if before[n-1].since != never || since == never {
+			return before
+		}
+		before = before[:n-1]
 	}
 	after := append(slices.Clone(before), agreement{plan: p, since: since, reached: now})
 	return after[max(0, len(after)-mostAgreements):]
@@ -119,7 +126,7 @@ func shareUnder(
 		share, seats = min(share, s), min(seats, n)
 		alone := a.since <= begins
 		if rule.Limit.Algorithm == ratelimit.TokenBucket {
-			alone = a.since == 0 || now.Sub(a.reached) >= rule.Limit.Refill(rule.Limit.Burst)
+			alone = a.since == 0 || a.since != never && now.Sub(a.reached) >= rule.Limit.Refill(rule.Limit.Burst)
 		}
 		if alone {
 			return share, seats

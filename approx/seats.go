@@ -62,12 +62,13 @@ type seat struct {
 // ended is until when the last tenant of a free seat may have spent: one that did not leave, until it expired.
 func (s *seat) ended() ratelimit.LedgerTime { return max(s.NotBefore, s.Expires) }
 
-// clamp is for a ledger whose clock went back: nothing that has happened is to
-// come, and no tenancy lasts longer than it may.
+// clamp is for a ledger whose clock went back. By less than a TTL, the clocks of two servers may differ, or of two
+// nodes for etcd. What has happened by one of them may be to come by the other.
 func (s *seat) clamp(now ratelimit.LedgerTime) {
-	s.Expires = min(s.Expires, now.Add(SeatTTL))
-	s.NotBefore = min(s.NotBefore, now)
-	s.Since = min(s.Since, now)
+	latest := now.Add(SeatTTL)
+	s.Expires = min(s.Expires, latest)
+	s.NotBefore = min(s.NotBefore, latest)
+	s.Since = min(s.Since, latest)
 }
 
 // claim is the protocol of seats, in one step:
@@ -87,25 +88,25 @@ func (r *record) claim(now ratelimit.LedgerTime, a *Application) Tenancy {
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
-				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: min(a.Now.NotBefore, now), Plan: a.Plan,
-				Since: min(a.Now.Since, now),
+				Holder: a.Holder, Fence: a.Now.Fence, NotBefore: a.Now.NotBefore, Plan: a.Plan, Since: a.Now.Since,
 			}
+			s.clamp(now)
 			seats[own] = s
 			r.Last = max(r.Last, s.Fence)
 			fallthrough
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave && own < a.Seats:
 			// Until now, it may have spent under the other plan.
 			if s.Plan != a.Plan {
-				s.Plan, s.Since = a.Plan, now
+				s.Plan, s.Since = a.Plan, now.Add(margin)
 			}
 			s.Expires = now.Add(SeatTTL)
 			return r.tenancy(now, own, a)
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
-			// The next tenant does not use windows that have begun.
-			if !a.Clean {
-				s.NotBefore = now
+			// Unconfirmed spending counts as that of a tenant that goes silent now, and stops a margin before its end.
+			s.Holder, s.Expires = 0, min(s.Expires, now.Add(margin))
+			if a.Clean {
+				s.Expires = 0
 			}
-			s.Holder, s.Expires = 0, 0
 		}
 	}
 	if a.Leave {

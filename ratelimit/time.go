@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -30,8 +31,11 @@ type LedgerTime int64
 // Add returns the time d later, without fractions of a microsecond.
 func (t LedgerTime) Add(d time.Duration) LedgerTime { return t + LedgerTime(d/time.Microsecond) }
 
-// Sub returns how much later t is than u.
-func (t LedgerTime) Sub(u LedgerTime) time.Duration { return time.Duration(t-u) * time.Microsecond }
+// Sub returns how much later t is than u, or the longest Duration. Times of a peer may lie centuries ahead.
+func (t LedgerTime) Sub(u LedgerTime) time.Duration {
+	const most = LedgerTime(math.MaxInt64 / time.Microsecond)
+	return time.Duration(min(max(t-u, -most), most)) * time.Microsecond
+}
 
 // Clock returns the node's instant now. It is called a few times for each request, and must be cheap.
 type Clock func() Instant

@@ -64,8 +64,8 @@ var allByHand = []byHand{
 	{"a store that is back is met by all callers at once", "leasing/lane/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
 	// Drift, and its seats.
 	{"a new tenant uses the shares of one that crashed", seats, "return max(s.NotBefore, s.Expires)", "return s.NotBefore"},
-	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.NotBefore = now\n\t\t\t}\n", ""},
-	{"a tenancy that the ledger had forgotten comes back without its not_before", seats, "NotBefore: min(a.Now.NotBefore, now), Plan:", "Plan:"},
+	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif a.Clean {\n\t\t\t\ts.Expires = 0\n\t\t\t}\n", "\t\t\ts.Expires = 0\n"},
+	{"a tenancy that the ledger had forgotten comes back without its not_before", seats, "NotBefore: a.Now.NotBefore, Plan:", "Plan:"},
 	{"a seat's fence does not count for who may renew it", seats, "case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave", "case s != nil && s.Holder == a.Holder && !a.Leave"},
 	{"a tenant stops only when the ledger does", keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
 	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},

@@ -164,6 +164,24 @@ func TestClockIsSetFarBack(t *testing.T) {
 	}
 }
 
+// Whatever number an account's window has, a key waits for its end and one more period at most.
+func TestAccountOfAnyWindow(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	for range 1000 {
+		r := ownedRule(of(ratelimit.FixedWindow, 10))
+		r.Limit.Unit = ratelimit.Unit(1 + rnd.IntN(4))
+		r.Limit.Multiplier = 1 + rnd.Uint32N(r.Limit.Unit.MostMultiplier())
+		l := New(10, 1, testWall)
+		here := l.LedgerNow(1)
+		x := Account{Sum: 10, State: rnd.Int64N(int64(here) / 1_000_000), Begins: here, Ends: here + 1}
+		l.Adopt(1, keyOf(1), x, here)
+		admit(l, instant(time.Second), r, 1)
+		if n := admit(l, instant(0).Add(2*r.Limit.Period()), r, 1); n != 1 {
+			t.Fatalf("%v: nothing is admitted after window %d", r.Limit, x.State)
+		}
+	}
+}
+
 // If the clock goes to and fro, a bucket gains the tokens of the difference once.
 func TestBucketBetweenTwoClocks(t *testing.T) {
 	r, l := testRule(of(ratelimit.TokenBucket, 120)), New(10, 1, testWall)
