@@ -40,9 +40,12 @@ func (l *lateReport) write(_ *Fleet, q *lease.Asking, _ *lease.LedgerClock) (acc
 	return l.message.Claim, true
 }
 
-// apply ends the report if it was booked, or if the ledger no longer keeps the account.
+// apply ends the report if it was booked, or if the ledger no longer keeps the account. In a young epoch the answer
+// does not count, but the ledger has the total.
 func (l *lateReport) apply(b *batch, _ instant, g *account.Grant, a *lease.Answer) {
-	if !l.Apply(&l.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
+	counts := l.Apply(&l.message, g, a)
+	booked := counts || g.Err == nil && !l.message.Claim.Draws() && l.message.In(a.Epoch)
+	if !booked && !errors.Is(g.Err, account.ErrOver) {
 		l.Lost(&l.message)
 		b.retryLate(l)
 		return
@@ -81,6 +84,19 @@ func (f *Fleet) reportLocked(k entry, ended lease.Part, beyond lease.Excess) {
 		late.until = f.clock().Add(limit.Period()) // the account is kept as long
 	}
 	f.reportLate(late)
+}
+
+// restateBeforeLocked states the usage of a sliding window's previous one again, after a loss of data; false: there is
+// no room for the message.
+func (f *Fleet) restateBeforeLocked(k entry) bool {
+	part, counts := k.Before()
+	if !counts {
+		return true
+	}
+	l := &lateReport{
+		Part: part, statement: statement{rule: k.rule()}, name: f.keyName(k.key()), as: f.as(k), until: k.CurrentUntil,
+	}
+	return f.sendLater(f.laneOf(l.name), l, lease.Batch)
 }
 
 // as is this node's name for a key in the ledger.

@@ -544,6 +544,27 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	}
 }
 
+// After a loss of data, nodes state the usage of a sliding window's previous one again, also without use in this one.
+func TestLossRestoresThePreviousWindow(t *testing.T) {
+	for _, again := range []int{0, 1} {
+		s := newStage(t, 2, limitOf(ratelimit.SlidingWindow, 100, ratelimit.Minute), strict)
+		s.toTurn(time.Second)
+		if n := s.takesAll("k"); n != 100 {
+			t.Fatalf("%d of 100 are admitted", n)
+		}
+		s.toTurn(-time.Second)
+		for range again {
+			s.ask(0, "k", 1)
+		}
+		s.lose()
+		s.goOn(10 * time.Second)
+		// Of the previous window, 49 to 48 seconds of 60 count.
+		if n := s.takesAll("k"); n < 15 || n > 20+5 {
+			t.Errorf("with %d requests before the loss, %d of 100 are admitted after it", again, n)
+		}
+	}
+}
+
 // A full table drops no key of which the store has lost the total.
 func TestFullTableInAYoungEpoch(t *testing.T) {
 	s := newStage(t, 1, fixed(10, ratelimit.Hour), strict)

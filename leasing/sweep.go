@@ -107,6 +107,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		early, _ := there.Between(now)
 		switch young := is.epoch.Young(early); {
+		case !f.restateBeforeLocked(k): // the next sweep tries again
 		case k.LastAnswer == 0:
 			c.Val.reportedLife = life
 		case !young || max(k.Taken, k.Spent) >= 0: // what credits charges of others is stated after these
@@ -238,7 +239,8 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 func (f *Fleet) Restating() bool {
 	return f.Young() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
-		return k.cell.Val.reportedLife != is.life && k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0
+		_, before := k.Before()
+		return k.cell.Val.reportedLife != is.life && (before || k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0)
 	})
 }
 

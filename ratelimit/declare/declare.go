@@ -175,14 +175,9 @@ func outage(r *ratelimit.Rule, of OutageOf, nodes int) Outage {
 }
 
 // lossShare is the total grant of a key by a ledger that lost its data, until every holder has restored its
-// total. It is a twentieth of the limit, and at least one token. No node restores the previous window of a sliding one,
-// whose usage can be granted once more.
+// total. It is a twentieth of the limit, and at least one token.
 func lossShare(r *ratelimit.Rule) ratelimit.Tokens {
-	n := max(1, r.Limit.Capacity()/ratelimit.LossPart)
-	if r.Limit.Algorithm == ratelimit.SlidingWindow {
-		n += r.Limit.Capacity()
-	}
-	return n
+	return max(1, r.Limit.Capacity()/ratelimit.LossPart)
 }
 
 // longest is how long charged tokens count at most. The longest window is a month of 31 days, in which clocks go back

@@ -14,8 +14,9 @@ type Key struct {
 	Part
 	// CurrentUntil is the last instant at which the window is certainly current.
 	CurrentUntil instant
-	// carried is the unconfirmed drift of the previous window, where that still counts (sliding windows).
-	carried tokens
+	// Of the previous window, where that still counts (sliding windows): carried is the unconfirmed drift, and before
+	// this node's usage, which it states again after a loss of data.
+	carried, before tokens
 }
 
 // Use is the recent use of a key, and its demand. It only improves decisions: a key whose Use was dropped claims once
@@ -172,19 +173,28 @@ func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window
 
 // begin begins a window.
 func (e Entry) begin(w window, limit *ratelimit.Limit) {
-	carried := tokens(0)
-	if limit.Algorithm == ratelimit.SlidingWindow && e.Window == w-1 {
-		carried = e.Drift()
+	was := e.Part
+	e.carried, e.before = 0, 0
+	if limit.Algorithm == ratelimit.SlidingWindow && was.Window == w-1 {
+		e.carried = was.Drift()
+		e.before = max(0, was.Spent)
 	}
 	next := Part{Window: w, Deadline: Never}
 	// Admissions and charges before the first answer about the window are booked in this one.
-	if e.Deadline == 0 {
-		next.Spent, next.unclaimed = e.Spent, max(0, e.Spent)
+	if was.Deadline == 0 {
+		next.Spent, next.unclaimed = was.Spent, max(0, was.Spent)
 	} else {
 		e.Excess = Excess{}
 	}
-	e.Part, e.carried = next, carried
+	e.Part = next
 	e.refusals = refusals{}
+}
+
+// Before is this node's part of the previous window, if its usage counts in this one.
+func (k *Key) Before() (p Part, counts bool) {
+	p = Part{Window: k.Window - 1, Taken: k.before, Spent: k.before, Deadline: Never}
+	p.mustClaim = true
+	return p, k.before > 0
 }
 
 // Refuses is the time for which the node refuses the key without a claim.
