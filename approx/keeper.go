@@ -12,8 +12,8 @@ import (
 // SeatTTL is how long a seat is held without renewal. It is renewed at half.
 const SeatTTL = 10 * time.Second
 
-// margin is what the clocks of node and ledger may differ by over a TTL: the tenant stops that much earlier. By as much
-// the clocks of the servers of a Cluster may differ, of which one has the seats, and each the windows of its keys.
+// margin is what the clocks of node and ledger may differ by over a TTL: the tenant stops that much earlier. The clocks
+// of a Cluster's servers may differ by as much: one of them has the seats, and the others have windows of keys.
 const margin = SeatTTL / 20
 
 // seatless is how long a node that found all seats taken waits until it applies again.

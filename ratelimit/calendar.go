@@ -115,8 +115,8 @@ func (k calendar) cut(w Window) LedgerTime {
 	for t := time.Unix(wanted-36*3600, 0).In(k.zone); ; {
 		_, offset := t.Zone()
 		_, until := t.ZoneBounds()
-		// In years of which a zone has only rules, from 2038 on, package time ends each leap year a day too early. No
-		// offset is in force for less than an hour.
+		// On the last day of a leap year, package time may name an end that has passed: beyond a zone's table, it
+		// takes each year for 365 days. No offset is in force for less than an hour.
 		ends := max(until.Unix(), t.Unix()+3600)
 		at := max(t.Unix(), wanted-int64(offset))
 		if until.IsZero() || at < ends {
